@@ -1,0 +1,136 @@
+"""The command line. Everything heavy is imported by the command that needs it."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(
+    name="dflash-rag",
+    help="Answers from your own documents, on your own machine.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+models_app = typer.Typer(help="Weights: what there is, and fetching it.", no_args_is_help=True)
+app.add_typer(models_app, name="models")
+
+Home = Annotated[Path | None, typer.Option("--home", help="The state folder.", show_default="var")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]
+
+
+@app.command()
+def demo(home: Home = None, as_json: Json = False) -> None:
+    """Ingest the samples, serve, ask, and print the answers with their pages and timings.
+
+    With --json it runs on a temporary home. Exit status 0 only if every expected page came first.
+    """
+    from . import demo
+
+    raise typer.Exit(demo.run(_settings(home=home), as_json=as_json))
+
+
+@app.command()
+def ingest(
+    paths: Annotated[
+        list[Path] | None, typer.Argument(help="Files and folders.", show_default="data")
+    ] = None,
+    rebuild: Annotated[
+        bool, typer.Option("--rebuild", help="Read and embed everything anew.")
+    ] = False,
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """Bring the index in step with your documents: new, changed and deleted ones.
+
+    While a server runs on the same home, it does the work. Exit status 1 if a file failed.
+    """
+    from . import ingesting
+
+    settings = _settings(home=home)
+    raise typer.Exit(
+        ingesting.run(settings, paths or [settings.data], rebuild=rebuild, as_json=as_json)
+    )
+
+
+@app.command()
+def serve(
+    home: Home = None,
+    host: Annotated[str | None, typer.Option(help="Address.", show_default="127.0.0.1")] = None,
+    port: Annotated[
+        int | None, typer.Option(help="Port; 0 picks a free one.", show_default="8080")
+    ] = None,
+) -> None:
+    """Answer questions over HTTP, with the chat page on /."""
+    from . import serving
+
+    raise typer.Exit(serving.run(_settings(home=home, host=host, port=port)))
+
+
+@app.command()
+def doctor(home: Home = None, as_json: Json = False) -> None:
+    """Say what is wrong with this installation and how to mend it. Exit status 1 if anything is."""
+    from . import doctor
+
+    raise typer.Exit(doctor.run(_settings(home=home), as_json=as_json))
+
+
+@models_app.command("list")
+def models_list(home: Home = None) -> None:
+    """The models with short names, and which are pulled."""
+    from dflash_engine import hub
+
+    folder = _settings(home=home).models_folder
+    for name, known in hub.KNOWN.items():
+        there = "pulled" if hub.is_pulled(name, folder) else ""
+        typer.echo(f"{name:20} {there:8} {known.source:34} {known.about}")
+
+
+@models_app.command("pull")
+def models_pull(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(help="Names as in the settings.", show_default="those the settings name"),
+    ] = None,
+    home: Home = None,
+) -> None:
+    """Fetch weights. The only command that uses the network."""
+    from dflash_engine import hub
+
+    settings = _settings(home=home)
+    wanted = names or [
+        name
+        for name in (settings.target_model, settings.draft_model, settings.embedding_model)
+        if name
+    ]
+    for name in wanted:
+        folder = hub.pull(name, settings.models_folder, typer.echo)
+        typer.echo(f"{name}: {folder}")
+
+
+def _settings(**flags: Any) -> Any:
+    from .settings import load
+
+    return load(**flags)
+
+
+def main() -> None:
+    """Run the command line; errors that people can mend are told in a line."""
+    try:
+        app()
+    except Exception as error:
+        if not _mendable(error):
+            raise
+        typer.secho(f"dflash-rag: {error}", fg="red", err=True)
+        raise SystemExit(3) from None
+
+
+def _mendable(error: Exception) -> bool:
+    # By name, so that a command that failed early does not import the packages for it.
+    return any(
+        kind.__name__ in {"AppError", "EngineError", "IngestError"} for kind in type(error).__mro__
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""One question, from text to grounded answer: retrieve, quote, prompt, answer."""

@@ -1,0 +1,143 @@
+"""What a running installation is made of: the home's lock, the index, the models."""
+
+import threading
+from pathlib import Path
+from types import TracebackType
+from typing import Literal
+
+from dflash_engine import DFlash, hub
+from dflash_engine.integrations.llama_index import DFlashLLM
+from ingest import Embedder, Home, Index, UnusableModel
+from ingest.embed import MODELS, EmbeddingModel
+
+from .errors import NotReadyError
+from .rag.answer import Answerer
+from .settings import Settings
+
+
+class Service:
+    """Owns a home: opens its index, then loads the target, in a thread of its own.
+
+    ``state`` is ``loading``, ``ready`` or ``failed``; ``problem`` says why it failed.
+    """
+
+    def __init__(self, settings: Settings, home: Home) -> None:
+        """Take ``home``'s lock at once (HomeLocked if another process has it); load later."""
+        self.settings = settings
+        self.home = home
+        home.acquire()
+        self.state: Literal["loading", "ready", "failed"] = "loading"
+        self.problem = ""
+        self._index: Index | None = None
+        self._answerer: Answerer | None = None
+        self._engine: DFlash | None = None
+        self._indexed = threading.Event()
+        self._loaded = threading.Event()
+        self._thread = threading.Thread(target=self._load, name="load", daemon=True)
+        self._thread.start()
+
+    @property
+    def index(self) -> Index:
+        """The index, which opens before the models are loaded; waits for it."""
+        self._indexed.wait()
+        if self._index is None:
+            raise NotReadyError(self.problem)
+        return self._index
+
+    @property
+    def answerer(self) -> Answerer:
+        """The one to ask; NotReadyError until everything is loaded."""
+        if self._answerer is None:
+            raise NotReadyError(self.problem or "the models are being loaded: try again shortly")
+        return self._answerer
+
+    def wait(self) -> None:
+        """Return when loading has ended, well or not."""
+        self._loaded.wait()
+
+    def _load(self) -> None:
+        try:
+            embedder = open_embedder(self.settings)
+            self._index = open_index(self.settings, self.home, embedder)
+            self._indexed.set()
+            self._engine = open_engine(self.settings)
+            llm = DFlashLLM(self._engine)
+            self._answerer = Answerer(self._index, embedder, llm, self.settings)
+            self.state = "ready"
+        except Exception as error:  # noqa: BLE001 - told by /health, whatever it is
+            self.state = "failed"
+            self.problem = str(error) or type(error).__name__
+        finally:
+            self._indexed.set()
+            self._loaded.set()
+
+    def close(self) -> None:
+        """End answers under way, close the index, give the home back."""
+        self._thread.join()
+        self._answerer = None
+        if self._engine is not None:
+            self._engine.close()
+        if self._index is not None:
+            self._index.close()
+        self.home.release()
+
+    def __enter__(self) -> "Service":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def open_engine(settings: Settings) -> DFlash:
+    """The engine the settings ask for."""
+    return DFlash(
+        settings.target_model,
+        settings.draft_model,
+        drafter=settings.drafter,
+        models=settings.models_folder,
+        precision=settings.precision,
+        template_args={"enable_thinking": settings.thinking},
+        max_waiting=settings.max_waiting,
+    )
+
+
+def open_embedder(settings: Settings) -> Embedder:
+    """The embedding model the settings ask for; its weights are loaded on first use."""
+    folder = hub.resolve(settings.embedding_model, settings.models_folder)
+    return Embedder(embedding_model(settings.embedding_model), folder)
+
+
+def open_index(
+    settings: Settings, home: Home, embedder: Embedder, *, rebuild: bool = False
+) -> Index:
+    """The index in ``home``, which must be held."""
+    return Index.open(
+        home,
+        embedder,
+        settings.data.resolve(),
+        rebuild=rebuild,
+        max_bytes=settings.max_file_mb * 1024 * 1024,
+    )
+
+
+def embedding_model(name: str) -> EmbeddingModel:
+    """What is known of the model behind ``name``, also where it is a folder: by its last part.
+
+    A model's query instruction depends on it, and is lost where only full names are looked up.
+    """
+    wanted = Path(hub.short_name(name)).name.lower()
+    for model in MODELS.values():
+        if model.name.split("/")[-1].lower() == wanted:
+            return model
+    known = ", ".join(model.split("/")[-1].lower() for model in MODELS)
+    raise UnusableModel(f"embedding model {name!r} is not known; known: {known}")
+
+
+def stand_in(settings: Settings) -> bool:
+    """Whether the target is the small one that runs where no model hub is reached."""
+    return hub.short_name(settings.target_model) == "smollm2-135m"

