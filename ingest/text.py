@@ -1,0 +1,163 @@
+"""Text as the rest of the package sees it: one normal form, sentences, and terms for the index."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from functools import lru_cache
+
+# Invisible characters that split words, steer display or hide instructions: soft hyphen, zero
+# width space, word joiner, BOM, direction overrides, Unicode tags, and control characters other
+# than tab and newline. ZWJ and ZWNJ stay: emoji and Indic scripts need them.
+_INVISIBLE = re.compile(
+    "[\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f\u00ad\u200b\u2060\ufeff\ufffe\uffff"
+    "\u200e\u200f\u202a-\u202e\u2066-\u2069\U000e0000-\U000e007f]"
+)
+_BREAK = re.compile("\r\n?|[\x0b\x0c\x85\u2028\u2029]")
+_SPACE = re.compile("[\u00a0\u2000-\u200a\u202f\u205f]")
+_INNER_SPACES = re.compile(r"(?<=\S)[ \t]{2,}(?=\S)|\t")
+_LINE_ENDS = re.compile(r"[ \t]+(?=\n|$)")
+_BLANK_LINES = re.compile(r"\n{3,}")
+
+# Scripts written without spaces between words: kana, Han, Hangul (bigrams serve it well too),
+# Thai, Lao, Khmer, Myanmar.
+_DENSE = (
+    "\u2e80-\u2fdf\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uac00-\ud7a3\u3005-\u3007"
+    "\u0e00-\u0e7f\u0e80-\u0eff\u1000-\u109f\u1780-\u17ff\U00020000-\U000323af"
+)
+_DENSE_SIGN = re.compile(f"[{_DENSE}]")
+_TOKEN = re.compile(
+    rf"(?P<dense>[{_DENSE}]+)"
+    r"|(?P<number>\d{1,3}(?:,\d{3})+(?:\.\d+)?(?![\d,])|\d+\.\d+(?![\w.]))"
+    rf"|(?P<word>[^\W_{_DENSE}]+(?:['’\-./_&+][^\W_{_DENSE}]+)*)"
+)
+_PARTS = re.compile(r"[^\W_]+")
+
+_OPEN_END = "。！？；｡…"  # these end a sentence wherever they stand
+_CLOSERS = "\"'”’»」』）)】]》〉〕"
+_CLOSING = f"[{re.escape(_CLOSERS)}]*"
+_END = re.compile(rf"[{_OPEN_END}]+{_CLOSING}|[.!?．]+{_CLOSING}|\n")
+_ABBREVIATIONS = frozenset(
+    re.findall(
+        r"\S+",
+        """mr mrs ms dr prof st vs etc e.g i.e cf no nos fig figs vol pp ed eds inc ltd co corp dept
+        tel ext approx est min max jan feb mar apr jun jul aug sep sept oct nov dec a.m p.m u.s""",
+    )
+)
+_LAST_WORD = re.compile(r"[^\W_]+(?:\.[^\W_]+)*$")
+
+STOP_WORDS = frozenset(
+    re.findall(
+        r"\S+",
+        """a about am an and any are as at be been but by can could did do does for from had has
+        have how i if in into is it its may me my of on or our please s shall should so such t
+        tell than that the their them then there these they this those to us was we were what
+        when where which who whom whose why will with would you your""",
+    )
+)
+
+
+def normalise(text: str) -> str:
+    r"""The text in NFC with `\n` line ends, plain spaces and nothing invisible; idempotent.
+
+    Widths and letter forms stay as written, since this is what people are shown.
+    """
+    text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    text = _INVISIBLE.sub("", _BREAK.sub("\n", text))
+    text = unicodedata.normalize("NFC", _SPACE.sub(" ", text))
+    text = _LINE_ENDS.sub("", _INNER_SPACES.sub(" ", text))
+    return _BLANK_LINES.sub("\n\n", text).strip("\n ")
+
+
+def sentences(text: str) -> list[tuple[int, int]]:
+    """Spans `(start, end)` of the sentences of any script, in order, without outer space.
+
+    Every line break ends one; a dot does not inside numbers, URLs, initials and abbreviations.
+    Together the spans hold every non-space character once.
+    """
+    spans: list[tuple[int, int]] = []
+    start = 0
+
+    def close(end: int) -> None:
+        piece = text[start:end]
+        if piece.strip():
+            left = start + len(piece) - len(piece.lstrip())
+            spans.append((left, start + len(piece.rstrip())))
+
+    for match in _END.finditer(text):
+        if _ends(text, start, match):
+            close(match.end())
+            start = match.end()
+    close(len(text))
+    return spans
+
+
+def _ends(text: str, start: int, match: re.Match[str]) -> bool:
+    mark = match.group()[0]
+    if mark == "\n" or mark in _OPEN_END:
+        return True
+    after = text[match.end() : match.end() + 1]
+    if after and not after.isspace():
+        return (is_dense(after) and mark != ".") or after in "「『（【《"
+    following = re.compile(r"[ \t]*(\S?)").match(text, match.end())
+    if following and following.group(1).islower():
+        return False
+    if mark == "." and len(match.group().rstrip(_CLOSERS)) == 1:
+        word = _LAST_WORD.search(text, start, match.start())
+        if word:
+            found = word.group()
+            first_in_sentence = not text[start : word.start()].strip(_CLOSERS + " \t\n([（")
+            if found.lower() in _ABBREVIATIONS and following and following.group(1):
+                return False
+            if len(found) == 1 and found.isalpha() and found.isupper():
+                return False  # an initial, as in "J. Smith"
+            if found.isdigit() and first_in_sentence and len(found) <= 3:
+                return False  # "1. Open the box"
+    return True
+
+
+def index_terms(text: str) -> list[str]:
+    """Terms of a text for the lexical index, in order, with repeats; the same for questions.
+
+    Words in lower case, NFKC, plural folded; numbers without thousands commas; a compound such as
+    `H-100` as its parts and as `h100`; dense scripts as overlapping pairs of characters, or the
+    single one that stands alone. A term holds only letters, digits, marks and inner dots.
+    """
+    terms: list[str] = []
+    for match in _TOKEN.finditer(unicodedata.normalize("NFKC", normalise(text)).lower()):
+        token = match.group()
+        if match.lastgroup == "dense":
+            pairs = [token[i : i + 2] for i in range(len(token) - 1)]
+            terms.extend(pairs or [token])
+        elif match.lastgroup == "number":
+            terms.append(token.replace(",", ""))
+        else:
+            parts = _PARTS.findall(re.sub(r"['’]s\b", "", token))
+            terms.extend(_singular(part) for part in parts)
+            if len(parts) > 1 and len(parts) <= 4:
+                terms.append("".join(parts))
+    return terms
+
+
+def query_terms(text: str) -> list[str]:
+    """The distinct terms of a question without English stop words, unless nothing else is left."""
+    terms = list(dict.fromkeys(index_terms(text)))
+    return [term for term in terms if term not in STOP_WORDS] or terms
+
+
+@lru_cache(maxsize=8192)
+def is_dense(character: str) -> bool:
+    """Whether a character, or a mark, joins its neighbours without a space; Hangul does not."""
+    if "\u3000" < character <= "\u303f" or "\uff00" < character <= "\uffef":
+        return True
+    return bool(_DENSE_SIGN.match(character)) and not "\uac00" <= character <= "\ud7a3"
+
+
+def _singular(word: str) -> str:
+    if len(word) < 4 or not word.isascii() or not word.endswith("s"):
+        return word
+    if word.endswith("ies") and len(word) > 4:
+        return word[:-3] + "y"
+    if word.endswith(("sses", "xes", "ches", "shes")):
+        return word[:-2]
+    return word if word.endswith(("ss", "us", "is")) else word[:-1]
