@@ -66,6 +66,11 @@ def _show(settings: Settings, console: Console) -> dict[str, Any]:
                 _ask(client, expected, console) for expected in json.loads(QUESTIONS.read_text())
             ]
             health = client.get("/health").json()
+    if health["stand_in"]:
+        console.print(
+            f"The quotes are the documents' own words. The lines under them were written by "
+            f"{health['target']}, a small stand-in for the models that a Mac runs: expect little."
+        )
     asked = [question for question in questions if question["engine"]]
     tokens = sum(question["engine"]["tokens"] - 1 for question in asked)
     seconds = sum(question["timings"]["decode_ms"] for question in asked) / 1000

@@ -65,12 +65,12 @@ class Settings(BaseSettings):
         description="Similarity under which a passage counts as beside the question; the embedding "
         "model's own value if unset.",
     )
-    min_coverage: float = Field(
-        0.6,
-        ge=0,
+    min_coverage: float | None = Field(
+        None,
+        gt=0,
         le=1,
-        description="Share of the question's words (weighted by rarity) that alone makes a passage "
-        "count as about the question.",
+        description="Share of the question's words, weighted by rarity, that a passage must have "
+        "to count as about the question; 0.6, or 0.35 for Chinese, if unset.",
     )
     not_found: str | None = Field(
         None,

@@ -13,7 +13,7 @@ from typing import Any, cast
 import mlx.core as mx
 
 from .drafters import Drafter
-from .sampling import Draft, Sampler
+from .sampling import Draft, Sampler, first_choices
 from .targets import Target
 
 CLEAR_EVERY = 256  # rounds between returning MLX's freed buffers to the system, as mlx-lm does
@@ -107,7 +107,7 @@ def _plain(
     # building it costs no time.
     def step(token: mx.array) -> mx.array:
         logits, _ = target.forward(token, cache)
-        chosen = mx.argmax(logits[0, -1:], axis=-1)
+        chosen = first_choices(logits[0, -1:])
         mx.async_eval(chosen)
         return chosen
 

@@ -22,17 +22,25 @@ class Detokenizer:
         self._held = ""
         self.stopped = False
 
+    @property
+    def count(self) -> int:
+        """How many tokens were read; those after a stop string are not."""
+        return len(self._tokens)
+
     def add(self, tokens: Sequence[int]) -> str:
         """The text that is certain now. Empty once ``stopped``: a stop string was reached."""
-        if self.stopped:
-            return ""
+        # One by one, so that the text does not depend on how many come in a round.
+        pieces = []
         for token in tokens:
+            if self.stopped:
+                break
             self._tokens.append(token)
             text = self._pending()
             if text and not text.endswith(REPLACEMENT):
                 self._held += text
                 self._start, self._read = self._read, len(self._tokens)
-        return self._release(final=False)
+                pieces.append(self._release(final=False))
+        return "".join(pieces)
 
     def finish(self) -> str:
         """The rest of the text, at the end of the answer."""

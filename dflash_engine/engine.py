@@ -8,13 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from . import hub
 from .decode import decode
 from .detokenize import Detokenizer
 from .drafters import Drafter
-from .errors import PromptTooLongError, UnsupportedTargetError
+from .errors import EngineClosedError, PromptTooLongError, UnsupportedTargetError
 from .sampling import Sampler, Sampling
 from .targets import Target
 from .targets import load as load_target
@@ -111,6 +111,8 @@ class DFlash:
         max_waiting: int = 32,
         prefill_step: int = 512,
     ) -> None:
+        if drafter not in get_args(DrafterName):
+            raise ValueError(f"drafter {drafter!r} is none of {', '.join(get_args(DrafterName))}")
         if drafter == "auto":
             drafter = "block" if draft_model else "lookup"
         if (drafter == "block") != (draft_model is not None):
@@ -124,6 +126,7 @@ class DFlash:
         self._template_args = dict(template_args or {})
         self._prefill_step = prefill_step
         self._tokenizing = threading.Lock()  # fast tokenizers refuse two callers at once
+        self._loaded: tuple[Target, Drafter | None] | None = None
         self._worker = Worker(f"dflash-{self.target_name}", max_waiting)
 
         def load() -> Iterator[tuple[Target, Drafter | None]]:
@@ -131,20 +134,26 @@ class DFlash:
             yield target, _make_drafter(drafter, draft_folder, target)
 
         try:
-            self._target, self._drafter = next(iter(self._worker.submit(load)))
+            self._loaded = next(iter(self._worker.submit(load)))
         except BaseException:
             self.close()
             raise
 
     @property
+    def _parts(self) -> tuple[Target, Drafter | None]:
+        if self._loaded is None:
+            raise EngineClosedError("the engine is closed: make a new one")
+        return self._loaded
+
+    @property
     def tokenizer(self) -> Any:
         """The target's tokenizer."""
-        return self._target.tokenizer
+        return self._parts[0].tokenizer
 
     @property
     def context(self) -> int:
         """The longest prompt and answer together, in tokens."""
-        return self._target.context
+        return self._parts[0].context
 
     def generate(self, prompt: str | Sequence[int], **options: Any) -> Generation:
         """The answer to a raw prompt (no chat template); options as of :meth:`stream`."""
@@ -190,6 +199,7 @@ class DFlash:
         PromptTooLongError when no token of answer fits.
         """
         sampler = Sampler(Sampling(temperature, top_p, top_k), seed)
+        stops = (stop,) if isinstance(stop, str) else tuple(stop)
         tokens = self._encode(prompt)
         if max_tokens < 1:
             raise ValueError(f"max_tokens must be at least 1, not {max_tokens}")
@@ -201,9 +211,7 @@ class DFlash:
             )
         asked = time.perf_counter()
         most = min(max_tokens, room)
-        return self._worker.submit(
-            lambda: self._serve(tokens, most, sampler, seed, tuple(stop), asked)
-        )
+        return self._worker.submit(lambda: self._serve(tokens, most, sampler, seed, stops, asked))
 
     def _encode(self, prompt: str | Sequence[int]) -> list[int]:
         if isinstance(prompt, str):
@@ -226,12 +234,13 @@ class DFlash:
     ) -> Iterator[Delta]:
         started = time.perf_counter()
         prefilled = started
-        text = Detokenizer(self.tokenizer, stop)
+        target, drafter = self._parts
+        text = Detokenizer(target.tokenizer, stop)
         count = rounds = drafted = 0
         last: FinishReason = "length"
         steps = decode(
-            self._target,
-            self._drafter,
+            target,
+            drafter,
             prompt,
             max_tokens=max_tokens,
             sampler=sampler,
@@ -239,18 +248,21 @@ class DFlash:
             prefill_step=self._prefill_step,
         )
         for step in steps:
-            count += len(step.tokens)
             if step.prefill:
                 prefilled = time.perf_counter()
             else:
                 rounds += 1
                 drafted += step.drafted
-            ended = bool(step.tokens) and step.tokens[-1] in self._target.stop_tokens
+            ended = bool(step.tokens) and step.tokens[-1] in target.stop_tokens
+            read = text.count
             piece = text.add(step.tokens[:-1] if ended else step.tokens)
             if ended or text.stopped:
                 last = "stop"
+            # What a round brings after a stop string is no part of the answer.
+            tokens = step.tokens[: text.count - read] if text.stopped else step.tokens
+            count += len(tokens)
             # An empty delta after a prefill chunk lets the worker see a cancelled request.
-            yield Delta(piece, step.tokens)
+            yield Delta(piece, tokens)
             if text.stopped:
                 break
         steps.close()
@@ -276,8 +288,7 @@ class DFlash:
     def close(self) -> None:
         """Stop the thread and let the weights go. Requests under way end with EngineClosedError."""
         self._worker.close()
-        self.__dict__.pop("_target", None)
-        self.__dict__.pop("_drafter", None)
+        self._loaded = None
 
     def __enter__(self) -> "DFlash":
         return self

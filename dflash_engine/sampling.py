@@ -53,8 +53,9 @@ class Sampling:
 
     def probabilities(self, logits: mx.array) -> Probabilities:
         """Logits [n, vocab] to the distributions tokens are drawn from, [n, vocab]."""
-        scaled = np.array(logits.astype(mx.float32), dtype=np.float64) / self.temperature
-        weights: Probabilities = np.exp(scaled - scaled.max(axis=-1, keepdims=True))
+        scores = np.array(logits.astype(mx.float32), dtype=np.float64)
+        scores -= scores.max(axis=-1, keepdims=True)  # first, or a tiny temperature overflows
+        weights: Probabilities = np.exp(scores / self.temperature)
         if 0 < self.top_k < weights.shape[-1]:
             least = np.partition(weights, -self.top_k, axis=-1)[:, -self.top_k, None]
             weights = np.where(weights >= least, weights, 0.0)
@@ -67,6 +68,16 @@ class Sampling:
             np.put_along_axis(weights, order, ranked, axis=-1)
             weights /= weights.sum(axis=-1, keepdims=True)
         return weights
+
+
+def first_choices(logits: mx.array) -> mx.array:
+    """The greedy tokens of logits [..., vocab], ties broken as mlx-lm breaks them.
+
+    mlx-lm compares log probabilities. In 16 bits, logits that differ may have equal ones.
+    """
+    if logits.dtype != mx.float32:
+        logits = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+    return mx.argmax(logits, axis=-1)
 
 
 class Sampler:
@@ -85,7 +96,7 @@ class Sampler:
     def choose(self, logits: mx.array) -> int:
         """The next token from logits [vocab]."""
         if self.sampling.greedy:
-            return int(cast(int, mx.argmax(logits).item()))
+            return int(cast(int, first_choices(logits).item()))
         return self.draw(self.sampling.probabilities(logits[None])[0])
 
     def verify(self, draft: Draft, logits: mx.array) -> tuple[int, int]:
@@ -94,7 +105,7 @@ class Sampler:
         ``logits`` [n + 1, vocab]: row i is the target's view after the anchor and i drafted tokens.
         """
         if self.sampling.greedy:
-            choices: list[int] = mx.argmax(logits, axis=-1).tolist()  # type: ignore[assignment]
+            choices: list[int] = first_choices(logits).tolist()  # type: ignore[assignment]
             kept = 0
             while kept < len(draft.tokens) and draft.tokens[kept] == choices[kept]:
                 kept += 1
@@ -110,5 +121,7 @@ class Sampler:
                 rest[token] = 0.0
             else:
                 rest = np.maximum(p - q, 0.0)
+                if not rest.any():  # p and q are equal but for rounding
+                    rest = p
             return row, self.draw(rest)
         return len(draft.tokens), self.draw(target[-1])

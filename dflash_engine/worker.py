@@ -7,7 +7,10 @@ ends at its next step.
 """
 
 import asyncio
+import atexit
 import threading
+import traceback
+import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
@@ -35,7 +38,9 @@ class Stream(Generic[T]):
 
     def cancel(self) -> None:
         """Stop the request as soon as its current step ends. Never raises, may be repeated."""
-        self._cancelled.set()
+        with self._changed:
+            self._cancelled.set()
+            self._notify()
 
     @property
     def cancelled(self) -> bool:
@@ -46,7 +51,7 @@ class Stream(Generic[T]):
         try:
             while True:
                 with self._changed:
-                    self._changed.wait_for(lambda: self._items or self._finished)
+                    self._changed.wait_for(lambda: self._ready)
                     item = self._take()
                 if item is None:
                     return
@@ -60,7 +65,7 @@ class Stream(Generic[T]):
             while True:
                 arrived = asyncio.Event()
                 with self._changed:
-                    ready = bool(self._items) or self._finished
+                    ready = self._ready
                     item = self._take() if ready else None
                     self._wake = partial(loop.call_soon_threadsafe, arrived.set)
                 if ready:
@@ -74,11 +79,17 @@ class Stream(Generic[T]):
                 self._wake = None
             self.cancel()
 
+    @property
+    def _ready(self) -> bool:
+        return bool(self._items) or self._finished or self.cancelled
+
     def _take(self) -> tuple[T] | None:
         if self._items:
             return (self._items.popleft(),)
         if self._error is not None:
             raise self._error
+        if not self._finished:
+            raise CancelledError("the request was cancelled")
         return None
 
     def _push(self, item: T) -> None:
@@ -98,22 +109,29 @@ class Stream(Generic[T]):
             try:
                 self._wake()
             except RuntimeError:  # the caller's event loop is closed: nobody waits any more
-                self.cancel()
+                self._wake = None
+                self._cancelled.set()
+
+
+_Held = weakref.ref[Stream[Any]]
 
 
 class Worker:
     """Runs iterators one after the other in a thread of its own.
+
+    It keeps streams by weak references, so that one nobody holds any more counts as cancelled.
 
     At most ``max_waiting`` requests wait; one more raises EngineBusyError.
     """
 
     def __init__(self, name: str, max_waiting: int) -> None:
         self._max_waiting = max_waiting
-        self._waiting: deque[tuple[Callable[[], Iterator[Any]], Stream[Any]]] = deque()
+        self._waiting: deque[tuple[Callable[[], Iterator[Any]], _Held]] = deque()
         self._changed = threading.Condition()
         self._closed = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
+        atexit.register(self.close)  # the interpreter must not end in the middle of a forward
 
     @property
     def waiting(self) -> int:
@@ -126,17 +144,18 @@ class Worker:
         with self._changed:
             if self._closed:
                 raise EngineClosedError("the engine is closed: make a new one")
-            self._waiting = deque(pair for pair in self._waiting if not pair[1].cancelled)
+            self._waiting = deque(pair for pair in self._waiting if _wanted(pair[1]))
             if len(self._waiting) >= self._max_waiting:
                 raise EngineBusyError(
                     f"{len(self._waiting)} requests are waiting already: try again shortly"
                 )
-            self._waiting.append((work, stream))
+            self._waiting.append((work, weakref.ref(stream)))
             self._changed.notify()
         return stream
 
     def close(self) -> None:
         """End the request under way at its next step, drop those waiting, stop the thread."""
+        atexit.unregister(self.close)
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -149,24 +168,39 @@ class Worker:
                 self._changed.wait_for(lambda: self._waiting or self._closed)
                 if self._closed:
                     break
-                work, stream = self._waiting.popleft()
-            self._serve(work, stream)
-            del work, stream  # or the last request's arrays live until the next one
-        for _, stream in self._waiting:
-            stream._end(EngineClosedError("the engine was closed"))
+                work, held = self._waiting.popleft()
+            self._serve(work, held)
+            del work, held  # or the last request's arrays live until the next one
+        for _, held in self._waiting:
+            _end(held, EngineClosedError("the engine was closed"))
         self._waiting.clear()
 
-    def _serve(self, work: Callable[[], Iterator[Any]], stream: Stream[Any]) -> None:
+    def _serve(self, work: Callable[[], Iterator[Any]], held: _Held) -> None:
         try:
-            if stream.cancelled:
-                raise CancelledError("the request was cancelled while it waited")
+            if _wanted(held) is None:
+                return
             for item in work():
                 if self._closed:
                     raise EngineClosedError("the engine was closed")
-                if stream.cancelled:
+                stream = _wanted(held)
+                if stream is None:
                     raise CancelledError("the request was cancelled")
                 stream._push(item)
+                del stream, item
         except BaseException as error:  # noqa: BLE001 - it belongs to the caller, not this thread
-            stream._end(error)
+            # The lines stay, what they held goes: an error must not keep a cache alive.
+            traceback.clear_frames(error.__traceback__)
+            _end(held, error)
         else:
-            stream._end()
+            _end(held)
+
+
+def _wanted(held: _Held) -> Stream[Any] | None:
+    stream = held()
+    return None if stream is None or stream.cancelled else stream
+
+
+def _end(held: _Held, error: BaseException | None = None) -> None:
+    stream = held()
+    if stream is not None:
+        stream._end(error)

@@ -55,6 +55,24 @@ STOP_WORDS = frozenset(
         when where which who whom whose why will with would you your""",
     )
 )
+# What Chinese questions are made of beside their subject, in both scripts. Single characters that
+# also begin common nouns (會 as in 會員, 上 as in 上午) are left alone.
+_CHINESE_STOP_WORDS = re.compile(
+    "|".join(
+        sorted(
+            re.findall(
+                r"\S+",
+                """請問 请问 什麼 什么 甚麼 怎麼 怎么 怎樣 怎样 如何 為什麼 为什么 為何 为何
+                多少 多久 哪裡 哪里 哪兒 哪個 哪个 哪一 哪些 哪 何時 何时 何處 誰 谁 是否
+                可不可以 可以 能不能 會不會 会不会 有沒有 有没有 沒有 没有 我們 我们 你們 你们
+                他們 他们 這個 这个 那個 那个 應該 应该 需要 嗎 吗 呢 吧 的 了 是 我 你 您 他 她
+                與 与 及 幾 几 於 也 都 被""",
+            ),
+            key=len,
+            reverse=True,
+        )
+    )
+)
 
 
 def normalise(text: str) -> str:
@@ -140,9 +158,15 @@ def index_terms(text: str) -> list[str]:
 
 
 def query_terms(text: str) -> list[str]:
-    """The distinct terms of a question without English stop words, unless nothing else is left."""
-    terms = list(dict.fromkeys(index_terms(text)))
-    return [term for term in terms if term not in STOP_WORDS] or terms
+    """The distinct terms of a question without stop words, unless nothing else is left.
+
+    Chinese ones are taken out before characters are paired, or half of the pairs would be of a stop
+    word and its neighbour, which no passage has.
+    """
+    terms = dict.fromkeys(index_terms(_CHINESE_STOP_WORDS.sub(" ", text)))
+    return [term for term in terms if term not in STOP_WORDS] or list(
+        dict.fromkeys(index_terms(text))
+    )
 
 
 @lru_cache(maxsize=8192)

@@ -133,7 +133,9 @@ class Answerer:
             return
 
         responses = await self._llm.astream_chat(
-            prompt.messages(asked.question, passages, earlier),
+            prompt.messages(
+                asked.question, passages, [q.sentence for q in sources.quotes], earlier
+            ),
             max_tokens=asked.max_tokens or self._settings.max_tokens,
             temperature=self._settings.temperature
             if asked.temperature is None

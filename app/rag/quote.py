@@ -37,7 +37,8 @@ def quotes(
         for n, passage in enumerate(passages, start=1)
         for start, end in sentences(passage.text)
     ]
-    found = [entry for entry in found if len(entry[2]) >= SHORTEST]
+    titles = {title for passage in passages for title in passage.heading.split(" > ")}
+    found = [entry for entry in found if len(entry[2]) >= SHORTEST and entry[2] not in titles]
     if not found:
         return []
     rarity = Rarity.of(question, index)

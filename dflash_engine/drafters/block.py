@@ -30,6 +30,12 @@ class Block:
                     f"{folder.name} has {what} {draft}, {target.name} has {own}: "
                     "this draft was made for another target"
                 )
+        wrong = [i for i in self.config.target_layers if not 0 <= i < len(target.layers)]
+        if wrong:
+            raise UnsupportedDraftError(
+                f"{folder.name} reads layers {wrong}, {target.name} has {len(target.layers)}: "
+                "this draft was made for another target"
+            )
         if not 0 <= self.config.mask_token < target.vocab_size:
             raise UnsupportedDraftError(
                 f"{folder.name}: mask_token_id {self.config.mask_token} is not a token of "

@@ -57,6 +57,8 @@ class BlockConfig:
             config = json.loads((folder / "config.json").read_text())
         except (OSError, ValueError) as error:
             raise UnsupportedDraftError(f"no draft in {folder}: {error}") from error
+        if not isinstance(config, dict):
+            raise UnsupportedDraftError(f"{folder.name}: config.json is not an object")
         architectures = config.get("architectures") or []
         if architectures != ["DFlashDraftModel"]:
             raise UnsupportedDraftError(
@@ -67,6 +69,8 @@ class BlockConfig:
             return cls._of(config)
         except KeyError as error:
             raise UnsupportedDraftError(f"{folder.name}: config.json lacks {error}") from error
+        except (AttributeError, TypeError, ValueError) as error:
+            raise UnsupportedDraftError(f"{folder.name}: config.json: {error}") from error
 
     @classmethod
     def _of(cls, config: dict[str, Any]) -> "BlockConfig":
@@ -82,6 +86,11 @@ class BlockConfig:
             raise UnsupportedDraftError(
                 "sliding_attention layers need sliding_window in the config"
             )
+        block_size = int(own.get("block_size") or config.get("block_size") or 16)
+        if block_size < 2:
+            raise UnsupportedDraftError(f"block_size {block_size} leaves nothing to draft")
+        if not own["target_layer_ids"]:
+            raise UnsupportedDraftError("target_layer_ids is empty: the draft would see no context")
         if config.get("attention_bias"):
             raise UnsupportedDraftError("attention_bias is set: no DFlash 1 draft has it")
         return cls(
@@ -96,7 +105,7 @@ class BlockConfig:
             rope_theta=float(config.get("rope_theta") or (rope or {}).get("rope_theta") or 10000.0),
             rope_scaling=rope,
             max_position_embeddings=int(config["max_position_embeddings"]),
-            block_size=int(own.get("block_size") or config.get("block_size") or 16),
+            block_size=block_size,
             target_layers=tuple(int(i) for i in own["target_layer_ids"]),
             mask_token=int(own["mask_token_id"]),
             layer_types=types,
@@ -231,9 +240,12 @@ def load(folder: Path) -> tuple[BlockConfig, BlockModel]:
     if not files:
         raise UnsupportedDraftError(f"{folder.name} holds no .safetensors file")
     weights: dict[str, mx.array] = {}
-    for file in files:
-        weights |= cast(dict[str, mx.array], mx.load(str(file)))
-    model = BlockModel(config)
+    try:
+        for file in files:
+            weights |= cast(dict[str, mx.array], mx.load(str(file)))
+        model = BlockModel(config)
+    except (RuntimeError, KeyError, ValueError) as error:  # a broken file; an unknown kind of rope
+        raise UnsupportedDraftError(f"{folder.name} cannot be loaded: {error}") from error
     wanted = {name: array.shape for name, array in tree_flatten(model.parameters())}
     found = {name: array.shape for name, array in weights.items()}
     wrong = sorted(

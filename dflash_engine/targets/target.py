@@ -33,8 +33,8 @@ class Target:
         self.tokenizer = tokenizer
         text = config.get("text_config", config)
         self.context = int(text.get("max_position_embeddings") or 4096)
-        self.hidden_size = int(text["hidden_size"])
-        self.vocab_size = int(text["vocab_size"])
+        self.hidden_size = int(text.get("hidden_size") or 0)  # not every model names them so;
+        self.vocab_size = int(text.get("vocab_size") or 0)  # those can have no draft
         self.stop_tokens = frozenset(int(token) for token in tokenizer.eos_token_ids)
         self._taps: Taps | None = None
 
@@ -56,15 +56,9 @@ class Target:
         return self.embedding.as_linear  # type: ignore[no-any-return]
 
     def tap(self, indices: Sequence[int]) -> None:
-        """From now on, :meth:`forward` also returns the outputs of these layers."""
+        """From now on, :meth:`forward` also returns the outputs of these layers, from 0."""
         if self._taps is not None:
             raise UnsupportedTargetError(f"{self.name} is tapped already: one draft an engine")
-        wrong = [index for index in indices if not 0 <= index < len(self.layers)]
-        if wrong:
-            raise UnsupportedTargetError(
-                f"{self.name} has {len(self.layers)} layers; the draft taps {wrong}: "
-                "it was made for another target"
-            )
         self._taps = Taps(self.layers, indices)
 
     def make_cache(self) -> list[Any]:
@@ -103,7 +97,7 @@ def load(folder: Path, name: str, precision: Precision = "auto") -> Target:
     try:
         model, tokenizer = load_model(str(folder), lazy=True)[:2]
         config = json.loads((folder / "config.json").read_text())
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
         raise UnsupportedTargetError(f"{name} in {folder} cannot be loaded: {error}") from error
     if precision == "float32" or (precision == "auto" and _dense_pays(model)):
         model.set_dtype(mx.float32)  # first the scales, so that no weight is rounded to fp16

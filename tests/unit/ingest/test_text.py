@@ -84,6 +84,12 @@ def test_stop_words_leave_a_question_unless_nothing_else_is_in_it():
     assert query_terms("🙂 !?") == []
 
 
+def test_chinese_stop_words_are_gone_before_characters_are_paired():
+    assert query_terms("手沖壺可以保固多久？") == ["手沖", "沖壺", "保固"]
+    assert query_terms("會員有什麼優惠") == ["會員", "員有", "優惠"]
+    assert query_terms("是什麼") == ["是什", "什麼"]  # nothing else is left
+
+
 @given(st.text())
 def test_terms_hold_no_sign_that_the_index_would_split_at(text):
     assert all(term and not set(term) & set(" \t\n\"*'()-_:^+") for term in index_terms(text))
