@@ -13,7 +13,7 @@ for python in ${PYTHON:-} python3 python3.13 python3.12 python3.11; do
         exit 0
     fi
 done
-found=$(python3 --version 2>&1 || echo "no python3")
+found=$(python3 --version 2>/dev/null || echo "no python3")
 echo "dflash-rag needs Python 3.11 or newer; found: $found." >&2
 echo "Install one: macOS 'brew install python@3.12', Debian or Ubuntu 'apt install python3.12 python3.12-venv'," >&2
 echo "or name one: make PYTHON=/path/to/python3.12" >&2
