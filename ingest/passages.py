@@ -142,9 +142,8 @@ def _divided(
     while start < end:
         # Some tokenizers count a long run of letters as one unknown word: length is bounded too.
         window = min(end, start + _SIGNS_A_TOKEN * limit)
-        tokens = count_tokens(text[start:window])
-        if tokens <= limit and window == end:
-            yield _Unit(start, end, tokens)
+        if window == end and count_tokens(text[start:window]) <= limit:
+            yield _unit(text, start, end, count_tokens)
             return
         low, high = start + 1, window
         while low < high:
@@ -159,8 +158,13 @@ def _divided(
             breaks = [match.end() for match in _BREAKABLE.finditer(text, half, stop)]
             stop = breaks[-1] if breaks else stop
         piece = text[start:stop]
-        yield _Unit(start, start + len(piece.rstrip()), count_tokens(piece))
+        yield _unit(text, start, start + len(piece.rstrip()), count_tokens)
         start = stop + len(text[stop:end]) - len(text[stop:end].lstrip())
+
+
+def _unit(text: str, start: int, end: int, count_tokens: Callable[[str], int]) -> _Unit:
+    # Weighed by its length too, or many unknown words would be packed into one endless passage.
+    return _Unit(start, end, max(count_tokens(text[start:end]), (end - start) // _SIGNS_A_TOKEN))
 
 
 def _pack(

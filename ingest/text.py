@@ -15,8 +15,9 @@ _INVISIBLE = re.compile(
 )
 _BREAK = re.compile("\r\n?|[\x0b\x0c\x85\u2028\u2029]")
 _SPACE = re.compile("[\u00a0\u2000-\u200a\u202f\u205f]")
-_INNER_SPACES = re.compile(r"(?<=\S)[ \t]{2,}(?=\S)|\t")
-_LINE_ENDS = re.compile(r"[ \t]+(?=\n|$)")
+# Possessive, and only from the start of a run: else a long run of spaces takes quadratic time.
+_INNER_SPACES = re.compile(r"(?<=\S)[ \t]{2,}+(?=\S)|\t")
+_LINE_ENDS = re.compile(r"(?<![ \t])[ \t]++(?=\n|$)")
 _BLANK_LINES = re.compile(r"\n{3,}")
 
 # Scripts written without spaces between words: kana, Han, Hangul (bigrams serve it well too),

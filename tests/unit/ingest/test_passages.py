@@ -87,3 +87,10 @@ def test_a_passage_keeps_to_one_heading_and_later_ones_are_told_it():
 def test_a_long_section_leaves_no_scrap_at_its_end():
     cuts = cut(Document([Block("Four words are here. " * 50)]), count, target=60, limit=80)
     assert min(c.tokens for c in cuts) > 40
+
+
+def test_words_that_a_tokenizer_counts_as_one_unknown_are_bounded_by_their_length():
+    word = "x" * 50_000
+    cuts = cut(Document([Block(word)]), lambda text: 1, target=60, limit=80)
+    assert "".join(c.text for c in cuts) == word
+    assert max(len(c.text) for c in cuts) <= 16 * 80

@@ -1,5 +1,6 @@
 """Text: one normal form, sentences of any script, terms for the index."""
 
+import time
 from itertools import pairwise
 
 import pytest
@@ -93,3 +94,11 @@ def test_chinese_stop_words_are_gone_before_characters_are_paired():
 @given(st.text())
 def test_terms_hold_no_sign_that_the_index_would_split_at(text):
     assert all(term and not set(term) & set(" \t\n\"*'()-_:^+") for term in index_terms(text))
+
+
+@pytest.mark.parametrize("run", [" ", "\t", "\n", ".", "\u00a0", '"', "1.", "好", "-"])
+@pytest.mark.parametrize("work", [normalise, sentences, index_terms])
+def test_a_long_run_of_one_character_takes_no_quadratic_time(run, work):
+    began = time.monotonic()
+    work(run * 200_000 + "x")
+    assert time.monotonic() - began < 5  # quadratic: minutes
