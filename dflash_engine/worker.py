@@ -16,6 +16,8 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
 from typing import Any, Generic, TypeVar
 
+import mlx.core as mx
+
 from .errors import CancelledError, EngineBusyError, EngineClosedError
 
 T = TypeVar("T")
@@ -174,6 +176,9 @@ class Worker:
         for _, held in self._waiting:
             _end(held, EngineClosedError("the engine was closed"))
         self._waiting.clear()
+        # Left to the end of the thread, which join() does not wait for, this may run while the
+        # interpreter ends, and then MLX aborts the process.
+        mx.clear_streams()
 
     def _serve(self, work: Callable[[], Iterator[Any]], held: _Held) -> None:
         try:

@@ -266,7 +266,7 @@ class Document(BaseDocTemplate):
             PageTemplate(frames=[frame], onPage=self._masthead, onPageEnd=self._footer)
         )
 
-    def afterFlowable(self, flowable: Flowable) -> None:
+    def afterFlowable(self, flowable: Flowable) -> None:  # noqa: N802 - reportlab names it
         """Put each heading into the outline; reportlab calls this after each part."""
         if isinstance(flowable, Heading):
             text = flowable.getPlainText()
