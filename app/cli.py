@@ -126,10 +126,10 @@ def main() -> None:
 
 
 def _mendable(error: Exception) -> bool:
-    # By name, so that a command that failed early does not import the packages for it.
-    return any(
-        kind.__name__ in {"AppError", "EngineError", "IngestError"} for kind in type(error).__mro__
-    )
+    # By name, so that a command that failed early does not import the packages for it. OSError and
+    # sqlite3's are full disks, folders that cannot be written, a damaged library.
+    mendable = {"AppError", "EngineError", "IngestError", "OSError", "DatabaseError"}
+    return any(kind.__name__ in mendable for kind in type(error).__mro__)
 
 
 if __name__ == "__main__":

@@ -5,9 +5,9 @@ import json
 import os
 import platform
 import shutil
-import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 import psutil
@@ -17,6 +17,7 @@ from rich.table import Table
 from dflash_engine import EngineError, blas, hub
 from ingest import Home, HomeLocked, IngestError
 
+from .errors import AppError
 from .settings import Settings
 
 PACKAGES = (
@@ -54,9 +55,9 @@ def run(settings: Settings, *, as_json: bool) -> int:
         _disk(settings),
         _versions(),
         *_models(settings),
-        _owner(settings),
-        _port(settings),
-        _index(settings),
+        _try("home", _owner, settings),
+        _try("port", _port, settings),
+        _try("index", _index, settings),
     ]
     if as_json:
         json.dump([asdict(check) for check in checks], sys.stdout, indent=2, ensure_ascii=False)
@@ -64,6 +65,14 @@ def run(settings: Settings, *, as_json: bool) -> int:
     else:
         _print(checks)
     return 1 if any(check.problem for check in checks) else 0
+
+
+def _try(name: str, check: Callable[[Settings], Check], settings: Settings) -> Check:
+    # What is broken enough to break its check is what a doctor is asked about.
+    try:
+        return check(settings)
+    except Exception as error:  # noqa: BLE001 - a finding, whatever it is
+        return Check(name, str(settings.home.absolute()), f"{type(error).__name__}: {error}")
 
 
 def _print(checks: list[Check]) -> None:
@@ -169,19 +178,15 @@ def _owner(settings: Settings) -> Check:
 
 
 def _port(settings: Settings) -> Check:
-    owner = Home(settings.home).owner()
-    if owner is not None and owner.url and owner.url.endswith(f":{settings.port}"):
-        return Check("port", f"{settings.port}: this installation's own server")
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((settings.host, settings.port))
-        except OSError as error:
-            return Check(
-                "port",
-                f"{settings.host}:{settings.port}",
-                f"{error.strerror}: stop what listens there, or set another port",
-            )
+    from .serving import listen
+
+    try:
+        listen(settings.host, settings.port).close()
+    except AppError as error:
+        owner = Home(settings.home).owner()
+        if owner is not None and owner.url and owner.url.endswith(f":{settings.port}"):
+            return Check("port", f"{settings.port}: this installation's own server")
+        return Check("port", f"{settings.host}:{settings.port}", str(error))
     return Check("port", f"{settings.host}:{settings.port} is free")
 
 
@@ -206,5 +211,5 @@ def _index(settings: Settings) -> Check:
                 )
     except HomeLocked:
         return Check("index", "in use; ask its owner's /health")
-    except (IngestError, EngineError) as error:
+    except (AppError, IngestError, EngineError) as error:
         return Check("index", str(home.library), str(error))

@@ -17,6 +17,10 @@ class NotReadyError(AppError):
     status = 503
 
 
+class LibraryUnusableError(AppError):
+    """The library's file cannot be opened: damaged, or on a full or read-only disk."""
+
+
 class NotAllowedError(AppError):
     """The request lacks the owner's token."""
 

@@ -102,7 +102,7 @@ class Bar:
         """Move the bar on."""
         if self._task is None:
             return
-        step = event.file
+        step = _printable(event.file)
         if event.kind == "embedding":
             step += f" ({event.passages}/{event.of_passages} passages)"
         ended = event.kind in ("done", "failed", "unchanged")
@@ -136,11 +136,18 @@ def print_summary(console: Console, summary: dict[str, Any]) -> None:
         f"in {summary['seconds']:.1f} s"
     )
     for warning in summary["warnings"]:
-        console.print(f"  warning: {warning}", style="yellow", markup=False, highlight=False)
+        console.print(
+            f"  warning: {_printable(warning)}", style="yellow", markup=False, highlight=False
+        )
     for failed in summary["failed"]:
         console.print(
-            f"  failed: {failed['file']}: {failed['reason']}",
+            f"  failed: {_printable(failed['file'])}: {failed['reason']}",
             style="red",
             markup=False,
             highlight=False,
         )
+
+
+def _printable(name: str) -> str:
+    # A file's name may hold anything, and a terminal obeys some of it.
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)

@@ -11,9 +11,10 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dflash_engine import EngineError
-from dflash_engine.errors import EngineBusyError, PromptTooLongError
+from dflash_engine.errors import EngineBusyError, EngineClosedError, PromptTooLongError
 from ingest import Home, IngestError
 
 from . import __version__
@@ -24,6 +25,7 @@ from .service import Service
 from .settings import Settings
 
 WEB = Path(__file__).parent / "web"
+MAX_BODY = 1_000_000  # bytes; a question is far smaller, and a long list of paths still fits
 
 
 def create_app(settings: Settings, url: str | None = None, home: Home | None = None) -> FastAPI:
@@ -49,6 +51,7 @@ def create_app(settings: Settings, url: str | None = None, home: Home | None = N
     for router in (ask.router, documents.router, health.router, page.router):
         app.include_router(router)
     app.mount("/static", StaticFiles(directory=WEB))
+    app.add_middleware(_BodyLimit)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
@@ -66,11 +69,35 @@ def create_app(settings: Settings, url: str | None = None, home: Home | None = N
     @app.exception_handler(EngineError)
     @app.exception_handler(IngestError)
     async def broken(request: Request, error: EngineError | IngestError) -> JSONResponse:
-        if isinstance(error, EngineBusyError):
+        if isinstance(error, (EngineBusyError, EngineClosedError)):
             return _error(503, str(error), {"Retry-After": "5"})
         return _error(422 if isinstance(error, PromptTooLongError) else 500, str(error))
 
+    @app.exception_handler(Exception)
+    async def unforeseen(request: Request, error: Exception) -> JSONResponse:
+        return _error(500, "the server had a fault: its log says which")
+
     return app
+
+
+class _BodyLimit:
+    """Refuses a body larger than MAX_BODY with 413, before it is in memory."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        size = 0
+
+        async def limited() -> Message:
+            nonlocal size
+            message = await receive()
+            size += len(message.get("body", b""))
+            if size > MAX_BODY:
+                raise HTTPException(413, f"the body is larger than {MAX_BODY // 1000} kB")
+            return message
+
+        await self._app(scope, limited, send)
 
 
 def _error(status: int, message: str, headers: dict[str, str] | None = None) -> JSONResponse:

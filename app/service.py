@@ -1,5 +1,7 @@
 """What a running installation is made of: the home's lock, the index, the models."""
 
+import logging
+import sqlite3
 import threading
 from pathlib import Path
 from types import TracebackType
@@ -10,9 +12,11 @@ from dflash_engine.integrations.llama_index import DFlashLLM
 from ingest import Embedder, Home, Index, UnusableModel
 from ingest.embed import MODELS, EmbeddingModel
 
-from .errors import NotReadyError
+from .errors import LibraryUnusableError, NotReadyError
 from .rag.answer import Answerer
 from .settings import Settings
+
+log = logging.getLogger(__name__)
 
 
 class Service:
@@ -60,6 +64,7 @@ class Service:
             embedder = open_embedder(self.settings)
             self._index = open_index(self.settings, self.home, embedder)
             self._indexed.set()
+            embedder.embed_queries([""])  # or the first question would wait for its weights
             self._engine = open_engine(self.settings)
             llm = DFlashLLM(self._engine)
             self._answerer = Answerer(self._index, embedder, llm, self.settings)
@@ -67,6 +72,7 @@ class Service:
         except Exception as error:  # noqa: BLE001 - told by /health, whatever it is
             self.state = "failed"
             self.problem = str(error) or type(error).__name__
+            log.error("no question can be answered: %s", self.problem)
         finally:
             self._indexed.set()
             self._loaded.set()
@@ -115,14 +121,20 @@ def open_embedder(settings: Settings) -> Embedder:
 def open_index(
     settings: Settings, home: Home, embedder: Embedder, *, rebuild: bool = False
 ) -> Index:
-    """The index in ``home``, which must be held."""
-    return Index.open(
-        home,
-        embedder,
-        settings.data.resolve(),
-        rebuild=rebuild,
-        max_bytes=settings.max_file_mb * 1024 * 1024,
-    )
+    """The index in ``home``, which must be held. Also raises LibraryUnusableError."""
+    try:
+        return Index.open(
+            home,
+            embedder,
+            settings.data.resolve(),
+            rebuild=rebuild,
+            max_bytes=settings.max_file_mb * 1024 * 1024,
+        )
+    except sqlite3.DatabaseError as error:
+        raise LibraryUnusableError(
+            f"{home.library} cannot be used: {error}. If it is damaged, move it away with the "
+            "files beside it of that name and run 'dflash-rag ingest', which makes it anew"
+        ) from error
 
 
 def embedding_model(name: str) -> EmbeddingModel:

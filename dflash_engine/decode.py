@@ -61,15 +61,13 @@ def decode(
         forward(prompt[start : min(start + prefill_step, len(prompt) - 1)])
         mx.eval([layer.state for layer in cache], features)
         yield Round([], prefill=True)
-    first = forward(prompt[-1:])[-1]
-    tokens = [*prompt, sampler.choose(first)]
-    yield Round(tokens[-1:], prefill=True)
+    tokens = [*prompt, sampler.choose(forward(prompt[-1:])[-1])]
     end = len(prompt) + max_tokens
-    if tokens[-1] in target.stop_tokens or len(tokens) >= end:
-        return
-
     if drafter is None and sampler.sampling.greedy:
-        yield from _plain(target, cache, tokens[-1], end - len(tokens))
+        yield from _plain(target, cache, tokens[-1], max_tokens)
+        return
+    yield Round(tokens[-1:], prefill=True)
+    if tokens[-1] in target.stop_tokens:
         return
 
     proposer = drafter.begin(sampler.sampling, seed) if drafter else None
@@ -101,7 +99,7 @@ def decode(
 
 
 def _plain(
-    target: Target, cache: list[Any], anchor: int, count: int
+    target: Target, cache: list[Any], first: int, count: int
 ) -> Generator[Round, None, None]:
     # One token a forward. The next forward is queued before this one's token is read, so that
     # building it costs no time.
@@ -111,16 +109,17 @@ def _plain(
         mx.async_eval(chosen)
         return chosen
 
-    chosen = following = step(mx.array([anchor]))
+    chosen = following = mx.array([first])
     try:
-        for n in range(1, count + 1):
-            following = step(chosen) if n < count else chosen
+        for n in range(count):
+            if n + 1 < count and first not in target.stop_tokens:
+                following = step(chosen)
             token = int(cast(int, chosen.item()))
-            yield Round([token])
+            yield Round([token], prefill=n == 0)
             if token in target.stop_tokens:
                 return
             chosen = following
-            if n % CLEAR_EVERY == 0:
+            if n and n % CLEAR_EVERY == 0:
                 mx.clear_cache()
     finally:
         mx.eval(following)  # MLX aborts a process that ends with a forward still queued

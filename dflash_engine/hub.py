@@ -28,9 +28,8 @@ from filelock import FileLock
 from .errors import ModelNameError, ModelNotPulledError, PullError
 
 SOURCE_FILE = "source.json"
-_LAYOUT = (
-    1  # of a pulled folder; raise it when a conversion changes, so that old folders are redone
-)
+# Of a pulled folder; raised when a conversion changes, so that old folders are made anew.
+_LAYOUT = 1
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from pydantic import BaseModel, Field
 
 from ingest import IngestError, IngestEvent, IngestSummary
 
+from ..errors import AppError
 from .deps import CurrentService, OwnerOnly
 
 router = APIRouter()
@@ -55,7 +56,7 @@ async def ingest(asked: IngestRequest, service: CurrentService) -> AsyncIterator
                     yield ServerSentEvent(event="summary", data=event.to_dict())
                     return
                 case _:
-                    known = isinstance(event, IngestError)
+                    known = isinstance(event, (IngestError, AppError))
                     message = str(event) if known else f"{type(event).__name__}: {event}"
                     yield ServerSentEvent(event="error", data={"message": message})
                     return

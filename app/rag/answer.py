@@ -5,11 +5,12 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import asdict, dataclass
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 from llama_index.core.base.llms.types import ChatResponse
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, StringConstraints
 
+from dflash_engine.errors import PromptTooLongError
 from dflash_engine.integrations.llama_index import DFlashLLM
 from ingest import Embedder, Index, Passage
 
@@ -24,7 +25,9 @@ MAX_QUESTION = 2000  # characters
 class Question(BaseModel):
     """What a client asks. Options left out take the server's settings."""
 
-    question: str = Field(min_length=1, max_length=MAX_QUESTION)
+    question: Annotated[
+        str, StringConstraints(strip_whitespace=True, min_length=1, max_length=MAX_QUESTION)
+    ]
     conversation_id: str | None = Field(None, max_length=64)
     top_k: int | None = Field(None, ge=1, le=10)
     max_tokens: int | None = Field(None, ge=1, le=4096)
@@ -132,18 +135,16 @@ class Answerer:
             yield Answer(**dict(sources), answer=text, engine=None, timings=timings)
             return
 
-        responses = await self._llm.astream_chat(
-            prompt.messages(
-                asked.question, passages, [q.sentence for q in sources.quotes], earlier
-            ),
-            max_tokens=asked.max_tokens or self._settings.max_tokens,
-            temperature=self._settings.temperature
-            if asked.temperature is None
-            else asked.temperature,
-        )
+        try:
+            responses = await self._write(asked, sources, passages, earlier)
+        except PromptTooLongError:
+            if not earlier:
+                raise
+            # Long answers before must not make a short question too long.
+            responses = await self._write(asked, sources, passages, ())
         text = ""
         facts: dict[str, Any] = {}
-        async with aclosing(cast(AsyncGenerator[ChatResponse, None], responses)):
+        async with aclosing(responses):
             async for response in responses:
                 text, facts = response.message.content or "", response.raw or facts
                 if response.delta:
@@ -154,6 +155,22 @@ class Answerer:
         yield Answer(
             **dict(sources), answer=text.strip(), engine=EngineFacts(**facts), timings=timings
         )
+
+    async def _write(
+        self,
+        asked: Question,
+        sources: Sources,
+        passages: list[Passage],
+        earlier: tuple[Turn, ...],
+    ) -> AsyncGenerator[ChatResponse, None]:
+        quoted = [quote.sentence for quote in sources.quotes]
+        temperature = asked.temperature
+        responses = await self._llm.astream_chat(
+            prompt.messages(asked.question, passages, quoted, earlier),
+            max_tokens=asked.max_tokens or self._settings.max_tokens,
+            temperature=self._settings.temperature if temperature is None else temperature,
+        )
+        return cast(AsyncGenerator[ChatResponse, None], responses)
 
     def _find(
         self, asked: Question, conversation: str, earlier: tuple[Turn, ...]

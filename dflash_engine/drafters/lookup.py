@@ -13,13 +13,18 @@ from ..sampling import Draft, Sampling
 
 @dataclass(frozen=True)
 class Lookup:
-    """``longest`` and ``shortest`` are the n-gram lengths tried, in that order; a draft has at most
-    ``width`` tokens for the longest match and fewer for shorter, less certain ones.
+    """``longest`` and ``shortest`` are the n-gram lengths tried, in that order. A match of
+    ``longest`` tokens is a copy under way and drafts ``width`` more; a shorter one drafts
+    ``short_width``, which a forward checks for little more than one token.
+
+    The defaults were chosen by replaying 24 answers over the sample documents with the forward
+    times of the embedded target on two CPU cores.
     """
 
     longest: int = 5
-    shortest: int = 2
-    width: int = 12
+    shortest: int = 1
+    width: int = 15
+    short_width: int = 3
     name: str = "lookup"
     taps: tuple[int, ...] = ()
 
@@ -42,8 +47,9 @@ class LookupProposer:
         for length in range(self.drafter.longest, self.drafter.shortest - 1, -1):
             place = self._next.get(tuple(tokens[-length:]))
             if place is not None:
-                width = self.drafter.width * length // self.drafter.longest
-                return Draft(_continue(tokens, place, min(most, max(width, 1))))
+                copying = length == self.drafter.longest
+                width = self.drafter.width if copying else self.drafter.short_width
+                return Draft(_continue(tokens, place, min(most, width)))
         return Draft()
 
     def _index(self, tokens: list[int]) -> None:

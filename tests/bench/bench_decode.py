@@ -1,5 +1,7 @@
 """Plain decoding and lookup beside mlx-lm's own generation, interleaved, on SmolLM2-135M.
 
+Ten customers' questions on the sample documents, in the product's own prompts.
+
     python tests/bench/bench_decode.py [folder with models]
 
 All three use the same model object and the same BLAS, prompt after prompt in turn, so that a busy
@@ -7,13 +9,17 @@ machine slows all alike: read the ratios, not the times.
 """
 
 import argparse
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
 
+from app.rag import prompt, quote
+from app.rag.retrieve import Threshold, retrieve
+from app.service import open_embedder
+from app.settings import Settings
 from dflash_engine import hub  # before mlx, for its BLAS
 from dflash_engine.decode import decode
 from dflash_engine.drafters import Drafter
@@ -21,23 +27,20 @@ from dflash_engine.drafters.lookup import Lookup
 from dflash_engine.engine import default_models
 from dflash_engine.sampling import Sampler, Sampling
 from dflash_engine.targets import Target, load
+from ingest import Home, Index
 
 SAMPLES = Path(__file__).parent.parent.parent / "data" / "samples"
-BUILT_IN = [
-    "Returns. Goods may be sent back within 30 days of delivery, unused and in their packaging. "
-    "Refunds are paid to the original card within 14 days. Shipping costs are not refunded.",
-    "Opening hours. The shop is open Monday to Friday from 9:00 to 18:00 and on Saturday from "
-    "10:00 to 14:00. It is closed on Sundays and public holidays.",
-    "Cleaning. Unplug the machine and let it cool for 30 minutes. Wipe the housing with a damp "
-    "cloth. Rinse the water tank daily, and descale every 200 cups with the powder supplied.",
-    "Warranty. The device is covered for 24 months from the date of purchase. Damage caused by "
-    "limescale, wear of seals, and opening the housing are not covered.",
-    "Delivery. Orders placed before 12:00 leave the same day. Delivery takes two working days "
-    "within the country and five abroad, and is free for orders above 60 euros.",
-]
 QUESTIONS = [
-    "What does the text say? Answer with its own words.",
-    "Give the most important rule in the text, and its conditions.",
+    "How late can I come by on a Friday evening?",
+    "What does it cost me to return something I have already opened?",
+    "How often do I need to clean the burrs of my grinder?",
+    "How much do you charge to send an order to Kinmen?",
+    "Are you open on Sunday?",
+    "What warranty do I get on the grinder?",
+    "Can I return coffee beans?",
+    "How do I clean the hopper?",
+    "What should I do if the grinder does not start?",
+    "How do I adjust the grind size?",
 ]
 
 
@@ -55,19 +58,27 @@ class Run:
         return (self.total - self.first) / max(len(self.tokens) - 1, 1)
 
 
-def passages() -> list[str]:
-    """Pages of the English sample PDFs, or the built-in texts."""
-    try:
-        import pypdfium2
-    except ImportError:
-        return BUILT_IN
-    pages = []
-    for path in sorted(SAMPLES.glob("*.pdf")):
-        with pypdfium2.PdfDocument(path) as document:
-            texts = [page.get_textpage().get_text_range() for page in document]
-        if "zh" not in path.name:  # the model reads English
-            pages += [" ".join(text.split())[:1600] for text in texts]
-    return ([page for page in pages if len(page) > 300] + BUILT_IN)[:5]
+def prompts(target: Target, models: Path) -> list[list[int]]:
+    """What the product puts before the model for each question: passages, quotes, question."""
+    embedder = open_embedder(Settings(models=models))
+    made = []
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Home(folder).lock() as home,
+        Index.open(home, embedder, SAMPLES.parent) as index,
+    ):
+        index.ingest([SAMPLES])
+        for question in QUESTIONS:
+            threshold = Threshold(embedder.model.min_cosine)
+            found = retrieve(question, index, embedder, top_k=3, threshold=threshold).passages
+            passages = [scored.passage for scored in found]
+            quoted = [q.sentence for q in quote.quotes(question, passages, index, embedder)]
+            turns = [
+                {"role": turn.role.value, "content": turn.content}
+                for turn in prompt.messages(question, passages, quoted)
+            ]
+            made.append(target.tokenizer.apply_chat_template(turns, add_generation_prompt=True))
+    return made
 
 
 def theirs(target: Target, prompt: list[int], most: int) -> Run:
@@ -100,28 +111,28 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("models", nargs="?", type=Path, default=default_models())
     arguments.add_argument("--tokens", type=int, default=64)
-    arguments.add_argument("--lookup", nargs=3, type=int, metavar=("LONGEST", "SHORTEST", "WIDTH"))
     given = arguments.parse_args()
     target = load(hub.resolve("smollm2-135m", given.models), "smollm2-135m")
-    lookup = Lookup(*given.lookup) if given.lookup else Lookup()
+    lookup = Lookup()
 
     ways: dict[str, Callable[[list[int]], Run]] = {
         "mlx-lm": lambda prompt: theirs(target, prompt, given.tokens),
         "none": lambda prompt: ours(target, None, prompt, given.tokens),
         "lookup": lambda prompt: ours(target, lookup, prompt, given.tokens),
     }
-    prompts = [prompt_of(target, text, question) for text in passages() for question in QUESTIONS]
+    asked = prompts(target, given.models)
     for way in ways.values():  # so that none pays for first use
-        way(prompts[0][:40])
+        way(asked[0][:40])
 
-    print(f"lookup {lookup.longest}-{lookup.shortest}, width {lookup.width}; ratios to mlx-lm")
+    print("ratios to mlx-lm, above 1 is faster")
     print("                  ---- decoding ----  -- end to end --  tokens")
     print("prompt  answer    none      lookup    none    lookup    a round  same")
     rows: list[list[float]] = []
-    for number, prompt in enumerate(prompts):
+    spent = {name: [0.0, 0.0] for name in ways}  # seconds decoding, seconds in all
+    for number, tokens in enumerate(asked):
         names = list(ways)
         names = names[number % 3 :] + names[: number % 3]  # each goes first in turn
-        runs = {name: ways[name](prompt) for name in names}
+        runs = {name: ways[name](tokens) for name in names}
         base, plain, fast = runs["mlx-lm"], runs["none"], runs["lookup"]
         row = [
             base.decoding / plain.decoding,
@@ -131,9 +142,12 @@ def main() -> None:
             (len(fast.tokens) - 1) / max(fast.rounds, 1),
         ]
         rows.append(row)
+        for name, run in runs.items():
+            spent[name][0] += run.total - run.first
+            spent[name][1] += run.total
         same = base.tokens == plain.tokens == fast.tokens
         print(
-            f"{len(prompt):6}  {len(base.tokens):6}    {row[0]:.2f}      {row[1]:.2f}      "
+            f"{len(tokens):6}  {len(base.tokens):6}    {row[0]:.2f}      {row[1]:.2f}      "
             f"{row[2]:.2f}    {row[3]:.2f}      {row[4]:.2f}     {'yes' if same else 'NO'}",
             flush=True,
         )
@@ -142,15 +156,9 @@ def main() -> None:
         f"median            {middle[0]:.2f}      {middle[1]:.2f}      {middle[2]:.2f}    "
         f"{middle[3]:.2f}      {middle[4]:.2f}"
     )
-
-
-def prompt_of(target: Target, text: str, question: str) -> list[int]:
-    content: Any = f"{text}\n\n{question}"
-    return list(
-        target.tokenizer.apply_chat_template(
-            [{"role": "user", "content": content}], add_generation_prompt=True
-        )
-    )
+    theirs_all, plain_all, fast_all = spent["mlx-lm"], spent["none"], spent["lookup"]
+    ratios = [theirs_all[k] / ours_all[k] for k in (0, 1) for ours_all in (plain_all, fast_all)]
+    print("all ten together  {:.2f}      {:.2f}      {:.2f}    {:.2f}".format(*ratios))
 
 
 if __name__ == "__main__":

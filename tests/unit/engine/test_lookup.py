@@ -24,12 +24,13 @@ def test_the_longest_match_wins_over_a_later_shorter_one() -> None:
 
 def test_shorter_matches_propose_less() -> None:
     tokens = [*range(10, 30), 99, 12, 13]
-    assert len(propose(tokens, longest=4, shortest=2, width=8)) == 4
-    assert len(propose([*tokens[:-2], 10, 11, 12, 13], longest=4, shortest=2, width=8)) == 8
+    assert len(propose(tokens, longest=4, width=8, short_width=2)) == 2
+    assert len(propose([*tokens[:-2], 10, 11, 12, 13], longest=4, width=8, short_width=2)) == 8
 
 
 def test_nothing_known_proposes_nothing() -> None:
     assert propose([1]) == propose([1, 2, 3, 4]) == []
+    assert propose([1, 2, 3, 9, 2], shortest=2) == []
 
 
 def test_a_repetition_goes_on_over_its_end() -> None:

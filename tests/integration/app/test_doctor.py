@@ -1,0 +1,75 @@
+"""``dflash-rag doctor``: what is well, what is wrong, and how to mend it."""
+
+import json
+import socket
+
+from app import doctor
+from app.doctor import Check
+from app.settings import Settings
+
+
+def checks(done) -> dict[str, dict[str, str]]:
+    return {check["name"]: check for check in json.loads(done.stdout)}
+
+
+def test_a_healthy_installation_has_no_problem(installation):
+    done = installation.run("doctor", "--json")
+    found = checks(done)
+    problems = {name: check["problem"] for name, check in found.items() if check["problem"]}
+    assert problems.keys() <= {"memory", "disk"}  # of the machine that runs the tests
+    assert done.returncode == (1 if problems else 0)
+    assert set(found) >= {"python", "BLAS", "versions", "target", "embeddings", "port", "index"}
+    assert "GFLOP/s" in found["BLAS"]["finding"]
+    assert "4 files, 47 passages" in found["index"]["finding"]
+    assert "torch 2." in found["versions"]["finding"]
+
+
+def test_problems_are_told_with_what_to_do(installation, here):
+    (installation.home / "library.sqlite3").write_bytes(b"\x07" * 5000)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = here(installation, "doctor", port=port, target_model="hf:some/model")
+    assert done.returncode == 1
+    said = "".join(done.stdout.split())  # lines are cut to the width of the terminal
+    for problem in (
+        "target: the weights of hf:some/model are not in",
+        "'dflash-rag models pull hf:some/model'",
+        f"port: cannot listen on 127.0.0.1 port {port}",
+        f"index: {installation.home}/library.sqlite3 cannot be used",
+    ):
+        assert problem.replace(" ", "") in said
+
+
+def settings_of(installation, **others):
+    return Settings(
+        home=installation.home, data=installation.data, models=installation.models, **others
+    )
+
+
+def test_the_servers_own_port_is_no_problem(server, shop):
+    port = int(server.url.rsplit(":", 1)[1])
+    settings = settings_of(shop, port=port)
+    assert doctor._port(settings).problem == ""
+    assert str(server.process.pid) in doctor._owner(settings).finding
+    assert doctor._index(settings) == Check("index", "in use; ask its owner's /health")
+
+
+def test_a_document_that_failed_is_a_problem(installation, here):
+    (installation.data / "bad.pdf").write_bytes(b"no")
+    assert here(installation, "ingest").returncode == 1
+    assert "bad.pdf" in doctor._index(settings_of(installation)).problem
+
+
+def test_a_check_that_breaks_is_a_finding_and_the_others_go_on(tmp_path):
+    (tmp_path / "file").write_text("")
+    settings = Settings(home=tmp_path / "file" / "home", models=tmp_path)
+
+    def broken(settings: Settings) -> Check:
+        raise PermissionError(13, "Permission denied", str(settings.home))
+
+    assert "Permission denied" in doctor._try("home", broken, settings).problem
+
+
+def test_an_address_of_ip_version_6_is_looked_at_too(installation):
+    check = doctor._port(settings_of(installation, host="::1", port=0))
+    assert "family" not in check.problem
