@@ -62,15 +62,15 @@ class Settings(BaseSettings):
         None,
         ge=-1,
         le=1,
-        description="Similarity under which a passage counts as beside the question; the embedding "
-        "model's own value if unset.",
+        description="Similarity that, with some shared words, makes a passage count as about the "
+        "question; the embedding model's own value if unset.",
     )
     min_coverage: float | None = Field(
         None,
         gt=0,
         le=1,
-        description="Share of the question's words, weighted by rarity, that a passage must have "
-        "to count as about the question; 0.6, or 0.35 for Chinese, if unset.",
+        description="Share of the question's words, weighted by rarity, that makes a passage count "
+        "as about the question; 0.5, or 0.35 for Chinese, if unset.",
     )
     not_found: str | None = Field(
         None,

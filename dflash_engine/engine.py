@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import re
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -135,6 +136,7 @@ class DFlash:
 
         try:
             self._loaded = next(iter(self._worker.submit(load)))
+            self._special = _special_tokens(self.tokenizer)
         except BaseException:
             self.close()
             raise
@@ -168,18 +170,28 @@ class DFlash:
         return self.stream(self.chat_prompt(messages), **options)
 
     def chat_prompt(self, messages: Sequence[Message]) -> list[int]:
-        """The tokens that the target's chat template makes of ``messages``."""
+        """The tokens that the target's chat template makes of ``messages``.
+
+        The names of the target's special tokens are taken out of the contents: a text cannot end
+        its own turn, or begin another's.
+        """
         if not self.tokenizer.has_chat_template:
             raise UnsupportedTargetError(
                 f"{self.target_name} has no chat template: use generate() with a prompt"
             )
         with self._tokenizing:
             prompt = self.tokenizer.apply_chat_template(
-                [dict(message) for message in messages],
+                [{k: self._plain_text(v) for k, v in message.items()} for message in messages],
                 add_generation_prompt=True,
                 **self._template_args,
             )
         return [int(token) for token in prompt]
+
+    def _plain_text(self, text: str) -> str:
+        # Again until none is left: taking one out can put another together.
+        while (shorter := self._special.sub("", text)) != text:
+            text = shorter
+        return text
 
     def stream(
         self,
@@ -314,6 +326,11 @@ def collect(deltas: Iterator[Delta] | Stream[Delta]) -> Generation:
         last.finish_reason,
         last.stats,
     )
+
+
+def _special_tokens(tokenizer: Any) -> re.Pattern[str]:
+    names = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
+    return re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True))) or "(?!)")
 
 
 def default_models() -> Path:
