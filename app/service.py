@@ -77,12 +77,17 @@ class Service:
             self._indexed.set()
             self._loaded.set()
 
-    def close(self) -> None:
-        """End answers under way, close the index, give the home back."""
+    def stop_answering(self) -> None:
+        """End answers under way with EngineClosedError, and begin no more."""
         self._thread.join()
         self._answerer = None
+        self.problem = self.problem or "the server is being stopped"
         if self._engine is not None:
             self._engine.close()
+
+    def close(self) -> None:
+        """Stop answering, close the index, give the home back."""
+        self.stop_answering()
         if self._index is not None:
             self._index.close()
         self.home.release()

@@ -1,8 +1,9 @@
 """``dflash-rag serve`` as a process: starting, dying, being told to stop."""
 
+import json
 import signal
 import socket
-import time
+import sqlite3
 
 import pytest
 from integration.app.running import Server
@@ -56,7 +57,11 @@ def test_it_is_not_ready_before_it_is_loaded_survives_being_killed_and_stops_whe
         with server.client.stream("POST", "/ask/stream", json=ENDLESS) as response:
             lines = response.iter_lines()
             next(line for line in lines if line == "event: token")
-            assert server.stop(signal.SIGTERM) < 12
+            server.process.send_signal(signal.SIGTERM)
+            assert "event: error" in list(lines)  # told, not cut off
+        assert server.process.wait(12) == 0
+        assert "Traceback" not in server.log.read_text()
+        assert not (installation.home / "owner.json").exists()
     assert Home(installation.home).owner() is None
     with Home(installation.home).lock():
         pass
@@ -85,20 +90,26 @@ def test_a_server_listens_before_it_is_announced():
             serving.listen(*listening.getsockname())
 
 
-def test_without_models_it_says_which_command_fetches_them(installation, here, tmp_path):
-    with Server(installation.home, installation.env(models=tmp_path / "none")) as server:
-        end = time.monotonic() + 30
-        while (health := server.client.get("/health")).json()["status"] == "loading":
-            assert time.monotonic() < end
-            time.sleep(0.05)
-        assert health.status_code == 503
-        assert health.json()["status"] == "failed"
-        refused = server.client.post("/ask", json={"question": "When?"})
-        assert refused.status_code == 503
-        said = refused.json()["error"]["message"]
-        assert "dflash-rag models pull" in said
-        assert said == health.json()["problem"]
-        assert said in server.log.read_text()
-        assert said in one_line(here(installation, "ingest"))
-        assert server.stop(signal.SIGINT) < 12
+def test_without_models_it_ends_and_says_which_command_fetches_them(installation, here, tmp_path):
+    done = installation.run("serve", models=tmp_path / "none")
+    assert done.returncode == 3
+    said = done.stderr.splitlines()[-1]
+    assert said.startswith("dflash-rag: ")
+    assert "dflash-rag models pull" in said
+    assert "Traceback" not in done.stderr
+    assert Home(installation.home).owner() is None
+    missing = installation.copy(tmp_path / "other")
+    assert "dflash-rag models pull" in one_line(here(missing, "ingest", models=tmp_path / "none"))
+
+
+def test_an_index_of_another_embedding_model_ends_it_so_that_it_can_be_rebuilt(installation):
+    library = sqlite3.connect(installation.home / "library.sqlite3")
+    with library:
+        stored = library.execute("select value from facts where name = 'fingerprint'").fetchone()[0]
+        other = json.dumps(json.loads(stored) | {"model": "another"})
+        library.execute("update facts set value = ? where name = 'fingerprint'", [other])
+    library.close()
+    done = installation.run("serve")
+    assert done.returncode == 3
+    assert "ingest --rebuild" in done.stderr.splitlines()[-1]
     assert Home(installation.home).owner() is None
