@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -74,7 +75,8 @@ MODELS: dict[str, EmbeddingModel] = {
 class Embedder:
     """A sentence-transformers model in a local folder; nothing is loaded before its first use.
 
-    Safe to use from several threads: questions go ahead of passages that are being embedded.
+    Safe to use from several threads: questions, and what else is urgent, go ahead of passages that
+    are being embedded.
     Raises `UnusableModel` on first use when the folder holds no such model.
     """
 
@@ -83,40 +85,37 @@ class Embedder:
         self.folder = Path(folder)
         self._turn = threading.Condition()
         self._busy = False
-        self._questions_waiting = 0
+        self._urgent = 0  # calls that go first, waiting or under way
         self._tokenizer_lock = threading.Lock()
         self._loading = threading.Lock()
         self._loaded: Any = None
 
     def embed_queries(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Vectors of questions: `[n, dimension]` float32, each of length 1."""
-        with self._turn:
-            self._questions_waiting += 1
-            try:
-                self._turn.wait_for(lambda: not self._busy)
-            finally:
-                self._questions_waiting -= 1
-            self._busy = True
-        return self._encode([self.model.query_prefix + text for text in texts])
+        with self._precedence(urgent=True):
+            return self._encode([self.model.query_prefix + text for text in texts], urgent=True)
 
     def embed_passages(
-        self, texts: Sequence[str], on_batch: Callable[[int], None] | None = None
+        self,
+        texts: Sequence[str],
+        on_batch: Callable[[int], None] | None = None,
+        *,
+        urgent: bool = False,
     ) -> NDArray[np.float32]:
         """Vectors of passages: `[n, dimension]` float32, each of length 1.
 
-        `on_batch` hears how many are done; what it raises ends the work.
+        `on_batch` hears how many are done; what it raises ends the work. `urgent` is for what
+        somebody waits for: it goes first, as questions do.
         """
         import numpy as np
 
         parts = [np.zeros((0, self.model.dimension), np.float32)]
-        for at in range(0, len(texts), _BATCH):
-            with self._turn:
-                self._turn.wait_for(lambda: not self._busy and not self._questions_waiting)
-                self._busy = True
-            batch = [self.model.passage_prefix + text for text in texts[at : at + _BATCH]]
-            parts.append(self._encode(batch))
-            if on_batch is not None:
-                on_batch(min(at + _BATCH, len(texts)))
+        with self._precedence(urgent):
+            for at in range(0, len(texts), _BATCH):
+                batch = [self.model.passage_prefix + text for text in texts[at : at + _BATCH]]
+                parts.append(self._encode(batch, urgent))
+                if on_batch is not None:
+                    on_batch(min(at + _BATCH, len(texts)))
         return np.concatenate(parts)
 
     def count_tokens(self, text: str) -> int:
@@ -132,9 +131,24 @@ class Embedder:
         prefix = self.count_tokens(self.model.passage_prefix) if self.model.passage_prefix else 0
         return int(self._network.max_seq_length or 512) - special - prefix
 
-    def _encode(self, texts: list[str]) -> NDArray[np.float32]:
+    @contextmanager
+    def _precedence(self, urgent: bool) -> Iterator[None]:
+        """Within this, when `urgent`, nothing else gets a turn than what is urgent too."""
+        with self._turn:
+            self._urgent += urgent
+        try:
+            yield
+        finally:
+            with self._turn:
+                self._urgent -= urgent
+                self._turn.notify_all()
+
+    def _encode(self, texts: list[str], urgent: bool) -> NDArray[np.float32]:
         import numpy as np
 
+        with self._turn:
+            self._turn.wait_for(lambda: not self._busy and (urgent or not self._urgent))
+            self._busy = True
         try:
             vectors = self._network.encode(
                 texts,
@@ -159,9 +173,10 @@ class Embedder:
             from sentence_transformers import SentenceTransformer
 
             try:
-                network = SentenceTransformer(
-                    str(self.folder), device=_device(), local_files_only=True
-                )
+                with _without_progress_bars():
+                    network = SentenceTransformer(
+                        str(self.folder), device=_device(), local_files_only=True
+                    )
             except (OSError, ValueError) as error:
                 raise UnusableModel(f"no model can be loaded from {self.folder}: {error}") from None
             dimension = network.get_embedding_dimension()
@@ -197,6 +212,21 @@ def _stay_offline() -> None:
     os.environ["TRANSFORMERS_OFFLINE"] = "1"
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+
+
+@contextmanager
+def _without_progress_bars() -> Iterator[None]:
+    # The variable above is too late when somebody has imported huggingface_hub before.
+    from transformers.utils import logging
+
+    if not logging.is_progress_bar_enabled():
+        yield
+        return
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.enable_progress_bar()
 
 
 def _device() -> str:

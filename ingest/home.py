@@ -34,6 +34,9 @@ class Owner:
 class Home:
     """The folder with an installation's state (`DFLASH_RAG_HOME`); made, 0700, when first owned.
 
+    A folder that is there already keeps its mode, as it may be anybody's (`/tmp`); in it the owner
+    file, the library and Chroma's folder are readable for their owner only.
+
     >>> home = Home("var")
     >>> with home.lock():
     ...     index = Index.open(home, embedder, "data")

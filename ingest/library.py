@@ -10,7 +10,7 @@ import json
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +34,11 @@ class Library:
     """
 
     def __init__(self, path: Path) -> None:
+        # Of documents that may be confidential: only for us to read, even in a folder for all.
+        # SQLite gives the same mode to the files it keeps beside this one.
+        path.touch(mode=0o600)
+        with suppress(PermissionError):  # somebody else's file that we may use
+            path.chmod(0o600)
         # One connection writes, the other reads: in WAL mode questions never wait for a file.
         self._writer, self._writing = connect(path), threading.RLock()
         migrate(self._writer)

@@ -65,7 +65,7 @@ def cut(
     target = min(target, limit)
     cuts: list[Cut] = []
     for page, blocks in document.page_blocks().items():
-        text = document.page_text(page)
+        text = "\n\n".join(block.text for block in blocks)  # document.page_text(page)
         for section in _sections(blocks):
             parts = section.heading.split(HEADING_JOINT) if section.heading else []
             # The first passage shows its titles itself; the others are told what they stand under.
@@ -159,7 +159,9 @@ def _divided(
             stop = breaks[-1] if breaks else stop
         piece = text[start:stop]
         yield _unit(text, start, start + len(piece.rstrip()), count_tokens)
-        start = stop + len(text[stop:end]) - len(text[stop:end].lstrip())
+        start = stop
+        while start < end and text[start].isspace():
+            start += 1
 
 
 def _unit(text: str, start: int, end: int, count_tokens: Callable[[str], int]) -> _Unit:

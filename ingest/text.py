@@ -19,6 +19,9 @@ _SPACE = re.compile("[\u00a0\u2000-\u200a\u202f\u205f]")
 _INNER_SPACES = re.compile(r"(?<=\S)[ \t]{2,}+(?=\S)|\t")
 _LINE_ENDS = re.compile(r"(?<![ \t])[ \t]++(?=\n|$)")
 _BLANK_LINES = re.compile(r"\n{3,}")
+# Combining marks are sorted in quadratic time; no script puts more than 30 on a letter (UAX 15).
+_MOST_MARKS = 30
+_MARKS = re.compile(rf"[^\w\s\x00-\x7f]{{{_MOST_MARKS + 1},}}")
 
 # Scripts written without spaces between words: kana, Han, Hangul (bigrams serve it well too),
 # Thai, Lao, Khmer, Myanmar.
@@ -46,6 +49,7 @@ _ABBREVIATIONS = frozenset(
     )
 )
 _LAST_WORD = re.compile(r"[^\W_]+(?:\.[^\W_]+)*$")
+_LONG_WORD = 16  # longer than any of the words that a dot need not end
 
 STOP_WORDS = frozenset(
     re.findall(
@@ -83,9 +87,19 @@ def normalise(text: str) -> str:
     """
     text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     text = _INVISIBLE.sub("", _BREAK.sub("\n", text))
-    text = unicodedata.normalize("NFC", _SPACE.sub(" ", text))
+    text = unicodedata.normalize("NFC", _MARKS.sub(_few_marks, _SPACE.sub(" ", text)))
+    text = _MARKS.sub(_few_marks, text)  # NFC makes two marks of some
     text = _LINE_ENDS.sub("", _INNER_SPACES.sub(" ", text))
     return _BLANK_LINES.sub("\n\n", text).strip("\n ")
+
+
+def _few_marks(match: re.Match[str]) -> str:
+    kept, marks = [], 0
+    for sign in match.group():
+        marks = marks + 1 if unicodedata.combining(sign) else 0
+        if marks <= _MOST_MARKS:
+            kept.append(sign)
+    return "".join(kept)
 
 
 def sentences(text: str) -> list[tuple[int, int]]:
@@ -122,16 +136,16 @@ def _ends(text: str, start: int, match: re.Match[str]) -> bool:
     if following and following.group(1).islower():
         return False
     if mark == "." and len(match.group().rstrip(_CLOSERS)) == 1:
-        word = _LAST_WORD.search(text, start, match.start())
+        word = _LAST_WORD.search(text, max(start, match.start() - _LONG_WORD), match.start())
         if word:
             found = word.group()
-            first_in_sentence = not text[start : word.start()].strip(_CLOSERS + " \t\n([（")
             if found.lower() in _ABBREVIATIONS and following and following.group(1):
                 return False
             if len(found) == 1 and found.isalpha() and found.isupper():
                 return False  # an initial, as in "J. Smith"
-            if found.isdigit() and first_in_sentence and len(found) <= 3:
-                return False  # "1. Open the box"
+            if found.isdigit() and len(found) <= 3:
+                # "1. Open the box" goes on; "It takes 3. Then ..." does not
+                return bool(text[start : word.start()].strip(_CLOSERS + " \t\n([（"))
     return True
 
 

@@ -45,7 +45,8 @@ def quotes(
     scores = [rarity.coverage(sentence) for _, _, sentence in found]
     if scripts(question) <= embedder.model.scripts:
         texts = [sentence for _, _, sentence in found]
-        near = embedder.embed_passages(texts) @ embedder.embed_queries([question])[0]
+        vectors = embedder.embed_passages(texts, urgent=True)
+        near = vectors @ embedder.embed_queries([question])[0]
         scores = [words + float(cosine) for words, cosine in zip(scores, near, strict=True)]
     ranked = sorted(range(len(found)), key=lambda i: (-scores[i], i))
     chosen: list[Quote] = []

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 HEADING_JOINT = " > "
+# Characters; a longer "title" is a paragraph, as each passage under a title is told it.
+LONGEST_TITLE = 200
 
 
 @dataclass(frozen=True)

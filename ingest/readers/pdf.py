@@ -12,8 +12,8 @@ from statistics import median
 from typing import Any
 
 from ingest.errors import BrokenFile, EmptyFile, EncryptedFile, ImageOnlyFile
-from ingest.readers.document import Block, Document, Headings
-from ingest.readers.wrapping import ends_sentence, first_word, join, starts_item
+from ingest.readers.document import LONGEST_TITLE, Block, Document, Headings
+from ingest.readers.wrapping import append, ends_sentence, first_word, starts_item
 from ingest.text import normalise
 
 # PDFium must not be entered by two threads at once, not even for two documents.
@@ -187,7 +187,7 @@ def _blocks(pages: list[list[Line]]) -> list[Block]:
             while end < len(lines) and _goes_on(lines, end, title, body, bold_body):
                 end += 1
             text = normalise(_flow(lines[at:end], words))
-            if title and len(text) <= 200:
+            if title and len(text) <= LONGEST_TITLE:
                 # Bigger letters rank higher; bold text of the body's size ranks below them all.
                 path = headings.enter(-round(lines[at].height), text)
                 blocks.append(Block(text, lines[at].page, path, is_title=True))
@@ -228,7 +228,7 @@ def _goes_on(lines: list[Line], at: int, title: bool, body: float, bold_body: bo
 def _flow(lines: list[Line], words: set[str]) -> str:
     """The lines of a block: wrapped ones joined, rows, items and short lines on their own."""
     right = max(line.right for line in lines)
-    out = [lines[0].text]
+    out = [[lines[0].text]]
     for before, line in pairwise(lines):
         word = first_word(line.text)
         needed = (line.right - line.left) / max(len(line.text), 1) * (len(word) + 1)
@@ -236,7 +236,7 @@ def _flow(lines: list[Line], words: set[str]) -> str:
         rows = before.is_row or line.is_row
         stops = ends_sentence(before.text) and before.right < right - 2 * line.height
         if filled and not rows and not stops and not starts_item(line.text):
-            out[-1] = join(out[-1], line.text, words)
+            append(out[-1], line.text, words)
         else:
-            out.append(line.text)
-    return "\n".join(out)
+            out.append([line.text])
+    return "\n".join(map("".join, out))

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from ingest.errors import UndecodableFile
 from ingest.readers.document import Block, Document
-from ingest.readers.wrapping import ends_sentence, first_word, join, starts_item
+from ingest.readers.wrapping import append, ends_sentence, first_word, starts_item
 from ingest.text import normalise
 
 _BOMS = (
@@ -106,17 +106,17 @@ def _unwrap(paragraph: str) -> str:
     width = max(map(_columns, lines))
     if (len(lines) < 3 and width < 60) or not 40 <= width <= 120:
         return paragraph
-    out = [lines[0]]
+    out = [[lines[0]]]
     for before, line in pairwise(lines):
         filled = _columns(before) + 1 + _columns(first_word(line)) > width
         table = "  " in before.strip() or "\t" in before or "|" in before
         same_indent = line[:1].isspace() == before[:1].isspace() or before is lines[0]
         ended = ends_sentence(before) and _columns(before) < 0.8 * width
         if filled and same_indent and not (table or ended or starts_item(line)):
-            out[-1] = join(out[-1], line.strip())
+            append(out[-1], line.strip())
         else:
-            out.append(line)
-    return "\n".join(out)
+            out.append([line])
+    return "\n".join(map("".join, out))
 
 
 def _columns(text: str) -> int:

@@ -11,7 +11,7 @@ _ITEM = re.compile(
     r"|[（(]?[一二三四五六七八九十]{1,3}[)）、.]|[QA問答问]\s?[:：.]|\|)"
 )
 _SENTENCE_END = re.compile(r"[.!?。！？；:：]['\"”’」』)）]*$")
-_HYPHENATED = re.compile(r"([^\W\d_]+)-$")
+_HYPHENATED = re.compile(r"(?<![^\W\d_])([^\W\d_]++)-$")
 _NEXT_WORD = re.compile(r"[^\W\d_]+")
 
 
@@ -50,3 +50,16 @@ def join(line: str, following: str, words: frozenset[str] | set[str] = frozenset
     if is_dense(line[-1]) or is_dense(following[0]):
         return line + following
     return f"{line} {following}"
+
+
+def append(
+    pieces: list[str], following: str, words: frozenset[str] | set[str] = frozenset()
+) -> None:
+    """Join a line to those in `pieces`, whose text is their concatenation.
+
+    Only the last piece is looked at, so that a paragraph of many lines takes linear time.
+    """
+    if following:
+        joined = join(pieces[-1], following, words)
+        pieces[-1] = joined[: len(joined) - len(following)]
+        pieces.append(following)

@@ -199,7 +199,7 @@ async def test_a_follow_up_that_says_nothing_by_itself_is_read_with_the_question
 ):
     asked = Question(question="How much do you charge to send an order to Kinmen?")
     before = await answerer.answer(asked)
-    follow = "And how much is that, all in all?"
+    follow = "And if it is heavy?"
     alone = await answerer.answer(Question(question=follow))
     assert not alone.found
     after = await answerer.answer(Question(question=follow, conversation_id=before.conversation_id))

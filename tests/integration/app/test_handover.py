@@ -74,9 +74,6 @@ class Enough(Exception):  # noqa: N818 - the test has seen what it wanted
     pass
 
 
-@pytest.mark.xfail(
-    reason="sentences of a question wait for passages that are being embedded", strict=True
-)
 def test_questions_are_answered_while_an_ingest_runs(shop, server, settings):
     big = shop.data / "big.txt"
     big.write_text("\n\n".join(f"Paragraph {n}: " + f"word{n} " * 60 for n in range(250)))

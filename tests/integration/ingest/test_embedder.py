@@ -1,5 +1,9 @@
 """A real embedding model from a folder."""
 
+import os
+import subprocess
+import sys
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -38,3 +42,37 @@ def test_a_folder_that_is_not_the_named_model_is_refused(minilm, tmp_path):
         Embedder(minilm.model, tmp_path).count_tokens("x")
     with pytest.raises(UnusableModel, match="known"):
         EmbeddingModel.named("nonesuch")
+
+
+def test_what_is_urgent_goes_ahead_of_passages_that_are_being_embedded(minilm):
+    done, started = [], threading.Event()
+
+    def on_batch(count):
+        done.append(count)
+        started.set()
+
+    passages = [f"Passage {n}. " + "It is long. " * 60 for n in range(160)]
+    thread = threading.Thread(target=minilm.embed_passages, args=(passages, on_batch))
+    thread.start()
+    assert started.wait(60)
+    before = len(done)
+    urgent = minilm.embed_passages(["Short."] * 40, urgent=True)
+    after = len(done)
+    thread.join()
+    assert urgent.shape == (40, 384)
+    assert after - before <= 2  # the batch under way, and one more in which the call began
+    assert done[-1] == 160
+
+
+def test_loading_prints_nothing(minilm):
+    program = (
+        "import sys, transformers; from ingest import Embedder, EmbeddingModel;"
+        "from transformers.utils import logging;"
+        "e = Embedder(EmbeddingModel.named('all-MiniLM-L6-v2'), sys.argv[1]);"
+        "e.embed_queries(['x']); e.count_tokens('x');"
+        "sys.exit(not logging.is_progress_bar_enabled())"
+    )
+    command = [sys.executable, "-c", program, minilm.folder]
+    env = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -309,3 +309,21 @@ def test_a_removed_documents_words_are_not_left_in_the_library(index, data, home
     )
     db.close()
     assert b"The codeword is zanzibar" not in home.library.read_bytes()
+
+
+@pytest.mark.parametrize("there_before", [False, True])
+def test_nobody_else_can_read_what_is_in_a_home_open_to_all(minilm, data, tmp_path, there_before):
+    home = Home(tmp_path / "open")
+    home.path.mkdir()
+    home.path.chmod(0o755)
+    if there_before:
+        home.library.touch()
+        home.library.chmod(0o644)
+    (data / "a.txt").write_text("Secret.")
+    with home.lock(), Index.open(home, minilm, data) as index:
+        index.ingest([data])
+        home.announce("http://x", "token")
+        private = {home.chroma, *home.path.glob("library*"), home.path / "owner.json"}
+        assert len(private) == 5
+        assert [path for path in private if path.stat().st_mode & 0o077] == []
+    assert home.path.stat().st_mode & 0o777 == 0o755

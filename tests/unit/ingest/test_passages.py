@@ -1,8 +1,10 @@
 """The cutter: nothing lost, nothing twice, nothing too long, one page a passage."""
 
 import re
+import time
 from itertools import pairwise
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -94,3 +96,20 @@ def test_words_that_a_tokenizer_counts_as_one_unknown_are_bounded_by_their_lengt
     cuts = cut(Document([Block(word)]), lambda text: 1, target=60, limit=80)
     assert "".join(c.text for c in cuts) == word
     assert max(len(c.text) for c in cuts) <= 16 * 80
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        Document([Block("J. " * 100_000)]),
+        Document([Block("x" * 5_000_000)]),
+        Document([Block("x\n" * 100_000)]),
+        Document([Block("x")] * 100_000),
+        Document([Block("x", page) for page in range(20_000)]),
+    ],
+    ids=["initials", "one long word", "short lines", "short blocks", "short pages"],
+)
+def test_no_document_takes_the_cutter_long(document):
+    began = time.process_time()
+    cut(document, lambda text: len(text) // 4 + 1)
+    assert time.process_time() - began < 5

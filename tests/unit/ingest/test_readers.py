@@ -1,5 +1,7 @@
 """Readers of text and Markdown: encodings, titles, lines."""
 
+import time
+
 import pytest
 
 from ingest.errors import EmptyFile, UndecodableFile, UnsupportedFile
@@ -96,6 +98,50 @@ def test_markdown_marks_go_and_tables_and_code_stay_lines():
         "# no title\nx = 1",
         "- one more\n- two",
     ]
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("> quoted\n> > twice", "quoted twice"),
+        ("for 2 > 1 -> yes", "for 2 > 1 -> yes"),
+        (
+            "<b>Ask</b> <help@x.example> or <https://x.example>",
+            "Ask help@x.example or https://x.example",
+        ),
+        ("**Use `--to=<place>`** and ``a ` *b*``", "Use --to=<place> and a ` *b*"),
+        ("[A](https://x.example/A_(b)) ![i](i.png) [t](t.md)", "A (https://x.example/A_(b)) i t"),
+        ("[![i](i.png)](https://x.example)", "i (https://x.example)"),
+        ("one.<br/>Two.", "one. Two."),
+        ("a `lonely tick and *star", "a `lonely tick and *star"),
+        ("__a *b* c__ **d _e_ f**", "a b c d e f"),
+    ],
+)
+def test_only_marks_go_from_markdown(source, text):
+    assert texts("a.md", source.encode()) == [text]
+
+
+def test_a_markdown_title_of_hundreds_of_characters_is_a_paragraph():
+    document = read("a.md", b"# Shop\n# " + b"word " * 100 + b"\nText.")
+    assert [block.heading for block in document.blocks] == ["Shop"] * 3
+    assert [block.is_title for block in document.blocks] == [True, False, False]
+
+
+@pytest.mark.parametrize("name", ["a.md", "a.txt"])
+@pytest.mark.parametrize(
+    "unit",
+    [
+        *("*a ", "**a ", "_a ", "__a ", "[", "![", "[a](", "[a](http://x", "[a]()(", "`", "`a``b "),
+        *("<", "<a ", "<https://x ", "<!--", "> ", "- ", "1. ", "\\[", "*_`[<", "|", "|a", "-|"),
+        *("a\n", "x" * 79 + "\n", "word, word-\n", "\n", "- a\n\n", "|x|y|\n", "# h\n", "---\n"),
+        *("a", " ", "J. ", "a\u0301\u0323\u0301"[1:]),
+    ],
+)
+def test_no_text_takes_a_reader_long(name, unit):
+    data = ("a" + unit * (200_000 // len(unit)) + "x|-").encode()
+    began = time.process_time()
+    read(name, data)
+    assert time.process_time() - began < 2
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,16 @@ def test_normalising_removes_what_cannot_be_seen_and_keeps_what_can():
     assert normalise("：①½Ａ") == "：①½Ａ"
 
 
+@pytest.mark.parametrize("mark", ["\u0301\u0323", "\u0344", "\u0323"])
+def test_marks_without_end_on_one_letter_are_cut_off(mark):
+    began = time.process_time()
+    once = normalise("e" + mark * 100_000 + "x")
+    assert time.process_time() - began < 1
+    assert normalise(once) == once
+    assert len(once) <= 32
+    assert once.endswith("x")
+
+
 @given(st.text())
 def test_sentences_hold_every_visible_character_once_in_order(text):
     spans = sentences(text)
