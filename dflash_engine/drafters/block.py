@@ -41,6 +41,8 @@ class Block:
                 f"{folder.name}: mask_token_id {self.config.mask_token} is not a token of "
                 f"{target.name}"
             )
+        if target.embedding(mx.array([0])).dtype == mx.float32:
+            self.model.set_dtype(mx.float32)  # or its weights would be converted at each call
         self.target = target
         self.taps = self.config.target_layers
         target.tap(self.taps)
