@@ -4,7 +4,6 @@ import logging
 import sqlite3
 import threading
 from pathlib import Path
-from types import TracebackType
 from typing import Literal
 
 from dflash_engine import DFlash, hub
@@ -95,12 +94,7 @@ class Service:
     def __enter__(self) -> "Service":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -48,6 +48,8 @@ def quotes(
         vectors = embedder.embed_passages(texts, urgent=True)
         near = vectors @ embedder.embed_queries([question])[0]
         scores = [words + float(cosine) for words, cosine in zip(scores, near, strict=True)]
+    if max(scores) <= 0:  # a follow-up may share nothing with any sentence
+        return []
     ranked = sorted(range(len(found)), key=lambda i: (-scores[i], i))
     chosen: list[Quote] = []
     for i in ranked:

@@ -5,7 +5,7 @@
 >>> print(llm.complete("The capital of France is"))
 """
 
-from collections.abc import AsyncGenerator, Generator, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from typing import Any, Literal, TypeVar
 
 from llama_index.core.base.llms.types import (
@@ -79,50 +79,50 @@ class DFlashLLM(CustomLLM):
     @llm_completion_callback()
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         """The answer to a raw prompt; no chat template is applied."""
-        return _last(_completions(self._stream(prompt, kwargs)))
+        return _last(_responses(self._stream(prompt, kwargs), _Answer.completion))
 
     @llm_completion_callback()
     def stream_complete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponseGen:
         """Like :meth:`complete`, piece by piece."""
-        return _completions(self._stream(prompt, kwargs))
+        return _responses(self._stream(prompt, kwargs), _Answer.completion)
 
     @llm_completion_callback()
     async def acomplete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponse:
         """Like :meth:`complete`, without blocking the event loop."""
-        return await _alast(_acompletions(self._stream(prompt, kwargs)))
+        return await _alast(_aresponses(self._stream(prompt, kwargs), _Answer.completion))
 
     @llm_completion_callback()
     async def astream_complete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponseAsyncGen:
         """Like :meth:`stream_complete`, without blocking the event loop."""
-        return _acompletions(self._stream(prompt, kwargs))
+        return _aresponses(self._stream(prompt, kwargs), _Answer.completion)
 
     @llm_chat_callback()
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """The answer to a conversation, through the target's chat template."""
-        return _last(_chats(self._stream_chat(messages, kwargs)))
+        return _last(_responses(self._stream_chat(messages, kwargs), _Answer.chat))
 
     @llm_chat_callback()
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
         """Like :meth:`chat`, piece by piece."""
-        return _chats(self._stream_chat(messages, kwargs))
+        return _responses(self._stream_chat(messages, kwargs), _Answer.chat)
 
     @llm_chat_callback()
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Like :meth:`chat`, without blocking the event loop."""
-        return await _alast(_achats(self._stream_chat(messages, kwargs)))
+        return await _alast(_aresponses(self._stream_chat(messages, kwargs), _Answer.chat))
 
     @llm_chat_callback()
     async def astream_chat(
         self, messages: Sequence[ChatMessage], **kwargs: Any
     ) -> ChatResponseAsyncGen:
         """Like :meth:`stream_chat`, without blocking the event loop."""
-        return _achats(self._stream_chat(messages, kwargs))
+        return _aresponses(self._stream_chat(messages, kwargs), _Answer.chat)
 
     def _stream(self, prompt: str, options: dict[str, Any]) -> Stream[Delta]:
         return self._engine.stream(prompt, **self._options(options))
@@ -174,42 +174,26 @@ class _Answer:
         )
 
 
-def _completions(stream: Stream[Delta]) -> Generator[CompletionResponse, None, None]:
+def _responses(
+    stream: Stream[Delta], shape: Callable[[_Answer, Delta], T]
+) -> Generator[T, None, None]:
     answer = _Answer()
     try:
         for delta in stream:
             if answer.add(delta):
-                yield answer.completion(delta)
+                yield shape(answer, delta)
     finally:
         stream.cancel()
 
 
-def _chats(stream: Stream[Delta]) -> Generator[ChatResponse, None, None]:
-    answer = _Answer()
-    try:
-        for delta in stream:
-            if answer.add(delta):
-                yield answer.chat(delta)
-    finally:
-        stream.cancel()
-
-
-async def _acompletions(stream: Stream[Delta]) -> AsyncGenerator[CompletionResponse, None]:
+async def _aresponses(
+    stream: Stream[Delta], shape: Callable[[_Answer, Delta], T]
+) -> AsyncGenerator[T, None]:
     answer = _Answer()
     try:
         async for delta in stream:
             if answer.add(delta):
-                yield answer.completion(delta)
-    finally:
-        stream.cancel()
-
-
-async def _achats(stream: Stream[Delta]) -> AsyncGenerator[ChatResponse, None]:
-    answer = _Answer()
-    try:
-        async for delta in stream:
-            if answer.add(delta):
-                yield answer.chat(delta)
+                yield shape(answer, delta)
     finally:
         stream.cancel()
 
