@@ -98,12 +98,7 @@ def models_pull(
     from dflash_engine import hub
 
     settings = _settings(home=home)
-    wanted = names or [
-        name
-        for name in (settings.target_model, settings.draft_model, settings.embedding_model)
-        if name
-    ]
-    for name in wanted:
+    for name in names or settings.model_names:
         folder = hub.pull(name, settings.models_folder, typer.echo)
         typer.echo(f"{name}: {folder}")
 

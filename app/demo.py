@@ -40,7 +40,7 @@ def run(settings: Settings, *, as_json: bool) -> int:
         )
     console = Console(stderr=as_json)
     settings = settings.model_copy(update={"data": SAMPLES.parent})
-    for model in (settings.target_model, settings.embedding_model):
+    for model in settings.model_names:
         hub.pull(model, settings.models_folder, console.print)
     if not as_json:
         result = _show(settings, console)

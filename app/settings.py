@@ -87,6 +87,12 @@ class Settings(BaseSettings):
         """Where pulled weights are."""
         return self.models or self.home / "models"
 
+    @property
+    def model_names(self) -> list[str]:
+        """The models that this installation needs: target, draft if there is one, embeddings."""
+        names = (self.target_model, self.draft_model, self.embedding_model)
+        return [name for name in names if name is not None]
+
     @classmethod
     def settings_customise_sources(
         cls,

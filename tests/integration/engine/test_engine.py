@@ -17,6 +17,7 @@ import mlx.core as mx
 import pytest
 import tiny
 from mlx_lm.generate import generate_step
+from ticking import ticking
 
 from dflash_engine import DFlash
 from dflash_engine.errors import (
@@ -267,19 +268,10 @@ def test_leaving_the_loop_stops_the_computing(engine: DFlash) -> None:
 
 
 async def test_the_event_loop_goes_on_meanwhile(engine: DFlash) -> None:
-    ticks = 0
-
-    async def tick() -> None:
-        nonlocal ticks
-        while True:
-            ticks += 1
-            await asyncio.sleep(0.002)
-
-    ticker = asyncio.create_task(tick())
-    tokens = [t async for delta in engine.stream("hello", max_tokens=200) for t in delta.tokens]
-    ticker.cancel()
+    async with ticking(0.002) as ticks:
+        tokens = [t async for delta in engine.stream("hello", max_tokens=200) for t in delta.tokens]
     assert len(tokens) == 200
-    assert ticks > 20
+    assert ticks.count > 20
 
 
 async def test_leaving_an_async_loop_stops_the_computing(engine: DFlash) -> None:

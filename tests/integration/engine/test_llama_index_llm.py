@@ -10,6 +10,7 @@ from llama_index.core.chat_engine import SimpleChatEngine
 from llama_index.core.embeddings import MockEmbedding
 from llama_index.core.llms import ChatMessage, MessageRole
 from llama_index.core.memory import ChatMemoryBuffer
+from ticking import ticking
 
 from dflash_engine import DFlash
 from dflash_engine.integrations.llama_index import DFlashLLM
@@ -92,20 +93,11 @@ def test_options_of_a_call_win_over_the_fields(llm: DFlashLLM, texts: tuple[str,
 
 
 async def test_async_calls_leave_the_event_loop_free(llm: DFlashLLM) -> None:
-    ticks = 0
-
-    async def tick() -> None:
-        nonlocal ticks
-        while True:
-            ticks += 1
-            await asyncio.sleep(0.002)
-
-    ticker = asyncio.create_task(tick())
-    first, second = await asyncio.gather(
-        llm.achat(MESSAGES, max_tokens=120), llm.acomplete(PROMPT, max_tokens=120)
-    )
-    ticker.cancel()
-    assert ticks > 20
+    async with ticking(0.002) as ticks:
+        first, second = await asyncio.gather(
+            llm.achat(MESSAGES, max_tokens=120), llm.acomplete(PROMPT, max_tokens=120)
+        )
+    assert ticks.count > 20
     assert first.raw["tokens"] == second.raw["tokens"] == 120  # type: ignore[index, call-overload]
 
 

@@ -110,3 +110,8 @@ def test_the_command_line_tells_a_wrong_setting_without_a_traceback(text, argume
     assert done.stderr.count("\n") == 1
     assert done.stderr.startswith("dflash-rag: ")
     assert named in done.stderr
+
+
+def test_the_models_needed_are_those_named_and_a_draft_only_if_there_is_one():
+    assert load().model_names == ["smollm2-135m", "all-minilm-l6-v2"]
+    assert load(draft_model="hf:a/b").model_names == ["smollm2-135m", "hf:a/b", "all-minilm-l6-v2"]

@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Iterator
 
 import pytest
+from ticking import ticking
 
 from dflash_engine.errors import CancelledError, EngineBusyError, EngineClosedError
 from dflash_engine.worker import Stream, Worker
@@ -59,18 +60,9 @@ async def test_items_come_in_order_without_blocking_the_loop(worker: Worker) -> 
             time.sleep(0.02)
             yield i
 
-    ticks = 0
-
-    async def tick() -> None:
-        nonlocal ticks
-        while True:
-            ticks += 1
-            await asyncio.sleep(0.005)
-
-    ticker = asyncio.create_task(tick())
-    assert [item async for item in worker.submit(slow)] == list(range(10))
-    ticker.cancel()
-    assert ticks > 10
+    async with ticking(0.005) as ticks:
+        assert [item async for item in worker.submit(slow)] == list(range(10))
+    assert ticks.count > 10
 
 
 async def test_no_wake_up_is_lost(worker: Worker) -> None:
