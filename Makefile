@@ -32,6 +32,7 @@ check: $(VENV)/.developing
 bench: $(VENV)/.developing
 	$(BIN)/dflash-rag models pull smollm2-135m all-minilm-l6-v2
 	$(BIN)/python tests/bench/bench_decode.py
+	$(BIN)/python tests/bench/bench_rounds.py
 
 samples: $(VENV)/.developing
 	$(BIN)/python scripts/make_samples.py
@@ -47,6 +48,8 @@ $(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt
 
 $(VENV)/.developing: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	# The DFlash authors' package, which tests compare with. Its own requirements are not needed.
+	$(BIN)/python -m pip install --quiet --no-deps dflash==0.1.0
 	@touch $@
 
 clean:

@@ -76,14 +76,11 @@ def doctor(home: Home = None, as_json: Json = False) -> None:
 
 
 @models_app.command("list")
-def models_list(home: Home = None) -> None:
-    """The models with short names, and which are pulled."""
-    from dflash_engine import hub
+def models_list(home: Home = None, as_json: Json = False) -> None:
+    """Short names, targets with their drafts, what they need of memory, and what is here."""
+    from . import models
 
-    folder = _settings(home=home).models_folder
-    for name, known in hub.KNOWN.items():
-        there = "pulled" if hub.is_pulled(name, folder) else ""
-        typer.echo(f"{name:20} {there:8} {known.source:34} {known.about}")
+    models.show(_settings(home=home), as_json=as_json)
 
 
 @models_app.command("pull")

@@ -14,7 +14,8 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from dflash_engine import EngineError, blas, hub
+from dflash_engine import EngineError, blas, fit, hub, registry
+from dflash_engine.errors import NotEnoughMemoryError
 from ingest import Home, HomeLocked, IngestError
 
 from .errors import AppError
@@ -55,6 +56,7 @@ def run(settings: Settings, *, as_json: bool) -> int:
         _disk(settings),
         _versions(),
         *_models(settings),
+        _try("fit", _fit, settings),
         _try("home", _owner, settings),
         _try("port", _port, settings),
         _try("index", _index, settings),
@@ -152,21 +154,51 @@ def _versions() -> Check:
 
 
 def _models(settings: Settings) -> list[Check]:
-    wanted = {
-        "target": settings.target_model,
-        "draft": settings.draft_model,
-        "embeddings": settings.embedding_model,
-    }
-    checks = []
-    for role, name in wanted.items():
-        if name is None:
-            checks.append(Check(role, f"none; drafter {settings.drafter}"))
-            continue
-        try:
-            checks.append(Check(role, f"{name} in {hub.resolve(name, settings.models_folder)}"))
-        except EngineError as error:
-            checks.append(Check(role, name, str(error)))
-    return checks
+    return [
+        _model("target", settings.target_model, settings),
+        _draft(settings),
+        _model("embeddings", settings.embedding_model, settings),
+    ]
+
+
+def _model(role: str, name: str, settings: Settings) -> Check:
+    try:
+        return Check(role, f"{name} in {hub.resolve(name, settings.models_folder)}")
+    except EngineError as error:
+        return Check(role, name, str(error))
+
+
+def _draft(settings: Settings) -> Check:
+    name, wanted = _draft_in_use(settings), settings.draft_name
+    if name is not None:
+        return _model("draft", name, settings)
+    if wanted is not None:
+        return Check("draft", f"none here; {wanted} is registered: 'dflash-rag models pull'")
+    return Check("draft", f"none; drafter {settings.drafter}")
+
+
+def _draft_in_use(settings: Settings) -> str | None:
+    if settings.draft_model != "auto" or settings.drafter in ("none", "lookup"):
+        return settings.draft_name
+    return registry.find_draft(settings.target_model, settings.models_folder)
+
+
+def _fit(settings: Settings) -> Check:
+    draft = _draft_in_use(settings)
+    try:
+        need = fit.check(
+            hub.resolve(settings.target_model, settings.models_folder),
+            hub.resolve(draft, settings.models_folder) if draft else None,
+            context=settings.context,
+            precision=settings.precision,
+            kv_bits=settings.kv_bits,
+            draft_bits=settings.draft_bits,
+        )
+    except NotEnoughMemoryError as error:
+        return Check("fit", settings.target_model, str(error))
+    except EngineError:
+        return Check("fit", "not known while a model is missing")  # which is told above
+    return Check("fit", f"the models need {fit.size(need.total)}: {need}")
 
 
 def _owner(settings: Settings) -> Check:

@@ -102,10 +102,14 @@ def open_engine(settings: Settings) -> DFlash:
     """The engine the settings ask for."""
     return DFlash(
         settings.target_model,
-        settings.draft_model,
+        None if settings.draft_model == "none" else settings.draft_model,
         drafter=settings.drafter,
         models=settings.models_folder,
         precision=settings.precision,
+        draft_bits=settings.draft_bits,
+        kv_bits=settings.kv_bits,
+        context=settings.context,
+        strict=settings.strict,
         template_args={"enable_thinking": settings.thinking},
         max_waiting=settings.max_waiting,
     )

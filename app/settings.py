@@ -1,9 +1,9 @@
 """Every setting, in one place: ``dflash-rag.toml`` < ``DFLASH_RAG_*`` < command-line flags."""
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -14,6 +14,13 @@ from pydantic_settings import (
 from .errors import SettingsError
 
 FILE = "dflash-rag.toml"
+
+
+def _number(value: Any) -> Any:
+    return int(value) if isinstance(value, str) and value.isdecimal() else value  # environment
+
+
+Bits = Annotated[Literal[4, 8], BeforeValidator(_number)]
 
 
 class Settings(BaseSettings):
@@ -39,14 +46,41 @@ class Settings(BaseSettings):
         description="The model that writes: a folder, `hf:org/name`, `pypi:package==version` or a "
         "short name of `dflash-rag models list`.",
     )
-    draft_model: str | None = Field(None, description="A DFlash draft for it, named likewise.")
-    drafter: Literal["auto", "none", "lookup", "block"] = Field(
+    draft_model: str = Field(
         "auto",
-        description="What proposes tokens: `block` (the draft model), `lookup` (copies from the "
-        "passages), `none` (plain decoding); `auto` is block with a draft model, else lookup.",
+        description="A draft for it, named likewise: a DFlash draft, or a small model of the same "
+        "tokenizer. `auto` is the registered one of `dflash-rag models list` if it is pulled, "
+        "`none` is none.",
+    )
+    drafter: Literal["auto", "none", "lookup", "block", "small"] = Field(
+        "auto",
+        description="What proposes tokens: `block` (a DFlash draft), `small` (a small draft "
+        "model), `lookup` (copies from the passages), `none` (plain decoding); `auto` is what the "
+        "draft model is, or lookup without one.",
+    )
+    draft_bits: Bits | None = Field(
+        None, description="4 or 8 quantises a DFlash draft; as stored if unset."
+    )
+    kv_bits: Bits | None = Field(
+        None,
+        description="4 or 8 keeps the target's keys and values in so many bits, which makes room "
+        "for longer contexts; 16 or 32, as it computes, if unset.",
+    )
+    context: int | None = Field(
+        None,
+        ge=256,
+        description="The longest prompt and answer together, in tokens; if unset, what the model "
+        "was made for, or less where memory is short.",
     )
     precision: Literal["auto", "float32", "native"] = Field(
-        "auto", description="`native` keeps weights as stored; `auto` makes them fp32 on CPU."
+        "auto",
+        description="`native` keeps weights as stored; `auto` makes them fp32 on CPU, where a "
+        "third of the memory holds them.",
+    )
+    strict: bool = Field(
+        False,
+        description="Decide between tokens that are nearly as likely by reading one token at a "
+        "time, as plain decoding does (slower).",
     )
     thinking: bool = Field(
         False, description="Let a target that can think do so before it answers (slower)."
@@ -88,9 +122,23 @@ class Settings(BaseSettings):
         return self.models or self.home / "models"
 
     @property
+    def draft_name(self) -> str | None:
+        """The draft that this installation should have: ``hf:org/name`` if it is registered."""
+        if self.draft_model == "none" or self.drafter in ("none", "lookup"):
+            return None
+        if self.draft_model != "auto":
+            return self.draft_model
+        from dflash_engine import hub, registry
+
+        pair = registry.draft_for(self.target_model)
+        # What lies in a folder was not pulled, and its draft may lie beside it.
+        from_hub = hub.source_of(self.target_model).startswith("hf:")
+        return f"hf:{pair.draft.repo}" if pair and from_hub else None
+
+    @property
     def model_names(self) -> list[str]:
-        """The models that this installation needs: target, draft if there is one, embeddings."""
-        names = (self.target_model, self.draft_model, self.embedding_model)
+        """The models that this installation should have: target, draft if any, embeddings."""
+        names = (self.target_model, self.draft_name, self.embedding_model)
         return [name for name in names if name is not None]
 
     @classmethod

@@ -10,17 +10,20 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from . import hub
+from . import fit, hub
 from .decode import decode
 from .detokenize import Detokenizer
 from .drafters import Drafter
+from .drafters.kind import kind_of
 from .errors import EngineClosedError, PromptTooLongError, UnsupportedTargetError
+from .fit import Precision
+from .registry import find_draft
 from .sampling import Sampler, Sampling
 from .targets import Target
 from .targets import load as load_target
 from .worker import Stream, Worker
 
-DrafterName = Literal["auto", "none", "lookup", "block"]
+DrafterName = Literal["auto", "none", "lookup", "block", "small"]
 FinishReason = Literal["stop", "length"]
 Message = Mapping[str, str]
 
@@ -28,7 +31,8 @@ Message = Mapping[str, str]
 @dataclass(frozen=True)
 class Stats:
     """What ran, and how fast. Times are in seconds; the answer's first token comes from prefill,
-    so ``rounds`` counts the target forwards after it and ``tokens_per_round`` their yield.
+    so ``rounds`` counts the target forwards after it and ``tokens_per_round`` their yield;
+    ``near_ties`` counts the rounds of a ``strict`` engine that took one more.
     """
 
     target: str
@@ -38,6 +42,7 @@ class Stats:
     tokens: int
     rounds: int
     drafted: int
+    near_ties: int
     queue_seconds: float
     prefill_seconds: float
     decode_seconds: float
@@ -87,11 +92,17 @@ class DFlash:
 
     Args:
         target_model: a folder, ``hf:org/name``, ``pypi:package==version`` or a short name.
-        draft_model: a DFlash draft for it, named likewise; None uses no draft model.
-        drafter: ``block`` (the draft model), ``lookup`` (copies from prompt and answer), ``none``
-            (plain decoding), ``auto``: block with a draft model, else lookup.
+        draft_model: a DFlash draft for it, or a small model of the same tokenizer, named likewise;
+            ``auto`` takes the registered draft if it is on this machine; None uses none.
+        drafter: ``block`` (a DFlash draft), ``small`` (a small model), ``lookup`` (copies from
+            prompt and answer), ``none`` (plain decoding), ``auto``: what the draft model is, or
+            lookup without one.
         models: the folder with pulled weights; ``$DFLASH_RAG_HOME/models`` by default.
         precision: ``auto``, ``float32`` or ``native``; see :func:`dflash_engine.targets.load`.
+        draft_bits: 8 or 4 quantises a DFlash draft, None leaves it as stored.
+        kv_bits: 8 or 4 keeps the target's keys and values in that many bits.
+        context: the longest prompt and answer together; what the target allows by default.
+        strict: decide near-ties by a forward of one token; see :func:`dflash_engine.decode.decode`.
         template_args: passed to the target's chat template, such as ``{"enable_thinking": False}``.
         max_waiting: requests that may wait while one is served.
         prefill_step: prompt tokens in one forward; a cancelled request stops between two.
@@ -106,20 +117,32 @@ class DFlash:
         *,
         drafter: DrafterName = "auto",
         models: Path | None = None,
-        precision: Literal["auto", "float32", "native"] = "auto",
+        precision: Precision = "auto",
+        draft_bits: Literal[4, 8] | None = None,
+        kv_bits: Literal[4, 8] | None = None,
+        context: int | None = None,
+        strict: bool = False,
         template_args: Mapping[str, Any] | None = None,
         max_waiting: int = 32,
         prefill_step: int = 512,
     ) -> None:
         if drafter not in get_args(DrafterName):
             raise ValueError(f"drafter {drafter!r} is none of {', '.join(get_args(DrafterName))}")
-        if drafter == "auto":
-            drafter = "block" if draft_model else "lookup"
-        if (drafter == "block") != (draft_model is not None):
-            raise ValueError("drafter 'block' needs draft_model, and draft_model is only for it")
+        for name, bits in (("draft_bits", draft_bits), ("kv_bits", kv_bits)):
+            if bits not in (None, 4, 8):
+                raise ValueError(f"{name} must be 4, 8 or None, not {bits}")
         models = models or default_models()
         target_folder = hub.resolve(target_model, models)
+        if draft_model == "auto":
+            by_itself = drafter in ("none", "lookup")
+            draft_model = None if by_itself else find_draft(target_model, models)
         draft_folder = hub.resolve(draft_model, models) if draft_model else None
+        if drafter == "auto":
+            drafter = kind_of(draft_folder) if draft_folder else "lookup"
+        if (drafter in ("block", "small")) != (draft_folder is not None):
+            raise ValueError(
+                "drafters 'block' and 'small' need draft_model, and draft_model is only for them"
+            )
         self.target_name = hub.short_name(target_model)
         self.draft_name = hub.short_name(draft_model) if draft_model else None
         self.drafter_name = drafter
@@ -127,11 +150,24 @@ class DFlash:
         self._prefill_step = prefill_step
         self._tokenizing = threading.Lock()  # fast tokenizers refuse two callers at once
         self._loaded: tuple[Target, Drafter | None] | None = None
+        self._strict = strict
+        self._wired: int | None = None
         self._worker = Worker(f"dflash-{self.target_name}", max_waiting)
 
         def load() -> Iterator[tuple[Target, Drafter | None]]:
-            target = load_target(target_folder, self.target_name, precision)
-            yield target, _make_drafter(drafter, draft_folder, target)
+            machine = fit.Machine.here()
+            need = fit.check(
+                target_folder,
+                draft_folder,
+                context=context,
+                precision=precision,
+                kv_bits=kv_bits,
+                draft_bits=draft_bits,
+                machine=machine,
+            )
+            self._wired = fit.wire(machine, need)
+            target = load_target(target_folder, self.target_name, precision, kv_bits, need.context)
+            yield target, _make_drafter(drafter, draft_folder, target, draft_bits)
 
         try:
             self._loaded = next(iter(self._worker.submit(load)))
@@ -155,6 +191,11 @@ class DFlash:
     def context(self) -> int:
         """The longest prompt and answer together, in tokens."""
         return self._parts[0].context
+
+    @property
+    def vocab_size(self) -> int:
+        """How many tokens the target knows."""
+        return self._parts[0].vocab_size
 
     def generate(self, prompt: str | Sequence[int], **options: Any) -> Generation:
         """The answer to a raw prompt (no chat template); options as of :meth:`stream`."""
@@ -200,16 +241,34 @@ class DFlash:
         temperature: float = 0.0,
         top_p: float = 1.0,
         top_k: int = 0,
+        min_p: float = 0.0,
+        logit_bias: Mapping[int, float] | None = None,
+        repetition_penalty: float = 1.0,
+        presence_penalty: float = 0.0,
+        frequency_penalty: float = 0.0,
         seed: int | None = None,
         stop: Sequence[str] = (),
     ) -> Stream[Delta]:
         """The answer piece by piece, as it is written.
 
         ``max_tokens`` is exact, and cut to what the context window leaves. A ``stop`` string ends
-        the answer before it, and the computing with it. ValueError for options out of range;
+        the answer before it, and the computing with it. How tokens are chosen is told at
+        :class:`dflash_engine.sampling.Sampling`. ValueError for options out of range;
         PromptTooLongError when no token of answer fits.
         """
-        sampler = Sampler(Sampling(temperature, top_p, top_k), seed)
+        sampling = Sampling(
+            temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
+            min_p=min_p,
+            logit_bias=dict(logit_bias or {}),
+            repetition_penalty=repetition_penalty,
+            presence_penalty=presence_penalty,
+            frequency_penalty=frequency_penalty,
+        )
+        unknown = [token for token in sampling.logit_bias if not 0 <= token < self.vocab_size]
+        if unknown:
+            raise ValueError(f"logit_bias names token {unknown[0]}, which is none of the target's")
         stops = (stop,) if isinstance(stop, str) else tuple(stop)
         tokens = self._encode(prompt)
         if max_tokens < 1:
@@ -220,6 +279,7 @@ class DFlash:
                 f"the prompt has {len(tokens)} tokens; {self.target_name} reads at most "
                 f"{self.context}, answer included: shorten it"
             )
+        sampler = Sampler(sampling, seed, tokens)
         asked = time.perf_counter()
         most = min(max_tokens, room)
         return self._worker.submit(lambda: self._serve(tokens, most, sampler, seed, stops, asked))
@@ -232,7 +292,11 @@ class DFlash:
                 prompt = self.tokenizer.encode(prompt, add_special_tokens=add)
         if not prompt:
             raise ValueError("the prompt is empty")
-        return [int(token) for token in prompt]
+        tokens = [int(token) for token in prompt]
+        wrong = next((token for token in tokens if not 0 <= token < self.vocab_size), None)
+        if wrong is not None:  # MLX would read past the embedding
+            raise ValueError(f"token {wrong} of the prompt is none of {self.target_name}'s")
+        return tokens
 
     def _serve(
         self,
@@ -247,7 +311,7 @@ class DFlash:
         prefilled = started
         target, drafter = self._parts
         text = Detokenizer(target.tokenizer, stop)
-        count = rounds = drafted = 0
+        count = rounds = drafted = near_ties = 0
         last: FinishReason = "length"
         steps = decode(
             target,
@@ -257,6 +321,7 @@ class DFlash:
             sampler=sampler,
             seed=seed,
             prefill_step=self._prefill_step,
+            strict=self._strict,
         )
         for step in steps:
             if step.prefill:
@@ -264,6 +329,7 @@ class DFlash:
             else:
                 rounds += 1
                 drafted += step.drafted
+                near_ties += step.near_tie
             ended = bool(step.tokens) and step.tokens[-1] in target.stop_tokens
             read = text.count
             piece = text.add(step.tokens[:-1] if ended else step.tokens)
@@ -290,6 +356,7 @@ class DFlash:
                 tokens=count,
                 rounds=rounds,
                 drafted=drafted,
+                near_ties=near_ties,
                 queue_seconds=started - asked,
                 prefill_seconds=prefilled - started,
                 decode_seconds=ended_at - prefilled,
@@ -300,6 +367,8 @@ class DFlash:
         """Stop the thread and let the weights go. Requests under way end with EngineClosedError."""
         self._worker.close()
         self._loaded = None
+        fit.unwire(self._wired)
+        self._wired = None
 
     def __enter__(self) -> "DFlash":
         return self
@@ -332,15 +401,21 @@ def default_models() -> Path:
     return Path(os.environ.get("DFLASH_RAG_HOME", "var")) / "models"
 
 
-def _make_drafter(name: DrafterName, folder: Path | None, target: Target) -> Drafter | None:
+def _make_drafter(
+    name: DrafterName, folder: Path | None, target: Target, bits: int | None
+) -> Drafter | None:
     if name == "none":
         return None
     target.require_rollback()
-    if name == "block":
-        from .drafters.block import Block
+    if name == "lookup":
+        from .drafters.lookup import Lookup
 
-        assert folder is not None
-        return Block(folder, target)
-    from .drafters.lookup import Lookup
+        return Lookup()
+    assert folder is not None
+    if name == "small":
+        from .drafters.small import Small
 
-    return Lookup()
+        return Small(folder, target)
+    from .drafters.block import Block
+
+    return Block(folder, target, bits)

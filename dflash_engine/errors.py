@@ -28,6 +28,13 @@ class UnsupportedDraftError(EngineError):
     """The draft checkpoint cannot be run, or not with this target; the message names the reason."""
 
 
+class NotEnoughMemoryError(EngineError):
+    """Target, draft and context do not fit into this machine; the message says what would.
+
+    HTTP 503.
+    """
+
+
 class PromptTooLongError(EngineError, ValueError):
     """Prompt and answer together exceed the target's context window. HTTP 422."""
 

@@ -22,6 +22,7 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock
 
@@ -70,6 +71,42 @@ def short_name(name: str) -> str:
         if name.lower() == short or name == known.source:
             return short
     return name.rstrip("/").removeprefix("pypi:").removeprefix("hf:").split("/")[-1]
+
+
+def folder_name(folder: Path) -> str:
+    """How people call the model in ``folder``: after its source if it was pulled."""
+    return short_name(str(_note(folder).get("source", folder.name)))
+
+
+def last_part(name: str) -> str:
+    """The last part of a repository's name or a path; of ``hf--org--name``, a pulled folder's."""
+    return re.split(r"/|--", name.rstrip("/"))[-1]
+
+
+def pulled(models: Path) -> list[str]:
+    """The names under which what lies in ``models`` can be used: sources, or paths of folders."""
+    names = []
+    for folder in sorted(models.iterdir()) if models.is_dir() else ():
+        if folder.name.startswith("."):
+            continue
+        if _is_complete(folder):
+            names.append(str(_note(folder)["source"]))
+        elif (folder / "config.json").is_file() and not (folder / SOURCE_FILE).exists():
+            names.append(str(folder))
+    return names
+
+
+def identity(folder: Path) -> str:
+    """What tells the model in ``folder`` from any other, and from itself once a file of it changes:
+    a hash of names, sizes and times of its files, and of its config.
+    """
+    digest = hashlib.sha256()
+    for file in sorted(folder.iterdir()):
+        if file.suffix in (".safetensors", ".json", ".model", ".jinja"):
+            stat = file.stat()
+            digest.update(f"{file.name} {stat.st_size} {stat.st_mtime_ns}\n".encode())
+    digest.update((folder / "config.json").read_bytes())
+    return digest.hexdigest()[:32]
 
 
 def is_pulled(name: str, models: Path) -> bool:
@@ -156,10 +193,17 @@ def _slug(source: str) -> str:
 
 
 def _is_complete(folder: Path) -> bool:
+    note = _note(folder)
+    return note.get("layout") == _LAYOUT and "source" in note
+
+
+def _note(folder: Path) -> dict[str, Any]:
+    # What a pull left about itself; nothing for a folder of another origin.
     try:
-        return bool(json.loads((folder / SOURCE_FILE).read_text())["layout"] == _LAYOUT)
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
+        note = json.loads((folder / SOURCE_FILE).read_text())
+    except (OSError, ValueError):
+        return {}
+    return note if isinstance(note, dict) else {}
 
 
 def _pull_hub(repository: str, folder: Path) -> str:

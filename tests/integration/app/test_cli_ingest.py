@@ -130,9 +130,9 @@ def test_of_two_ingests_at_once_one_is_told_who_has_the_home(installation, here)
 
 
 def test_models_are_listed_with_those_that_are_here(installation, here):
-    done = here(installation, "models", "list")
+    done = here(installation, "models", "list", "--json")
     assert done.returncode == 0, done.stderr
-    pulled = {line.split()[0]: " pulled " in line for line in done.stdout.splitlines()}
+    pulled = {model["name"]: model["pulled"] for model in json.loads(done.stdout)["models"]}
     assert pulled["smollm2-135m"]
     assert pulled["all-minilm-l6-v2"]
     assert not pulled["bge-m3"]

@@ -6,6 +6,8 @@ import socket
 from app import doctor
 from app.doctor import Check
 from app.settings import Settings
+from dflash_engine import hub
+from dflash_engine.fit import Machine
 
 
 def checks(done) -> dict[str, dict[str, str]]:
@@ -16,12 +18,14 @@ def test_a_healthy_installation_has_no_problem(installation):
     done = installation.run("doctor", "--json")
     found = checks(done)
     problems = {name: check["problem"] for name, check in found.items() if check["problem"]}
-    assert problems.keys() <= {"memory", "disk"}  # of the machine that runs the tests
+    assert problems.keys() <= {"memory", "disk", "fit"}  # of the machine that runs the tests
     assert done.returncode == (1 if problems else 0)
     assert set(found) >= {"python", "BLAS", "versions", "target", "embeddings", "port", "index"}
     assert "GFLOP/s" in found["BLAS"]["finding"]
     assert "4 files, 47 passages" in found["index"]["finding"]
     assert "torch 2." in found["versions"]["finding"]
+    assert found["draft"]["finding"] == "none; drafter auto"
+    assert found["fit"]["problem"] or "a context of 8192 tokens" in found["fit"]["finding"]
 
 
 def test_problems_are_told_with_what_to_do(installation, here):
@@ -73,3 +77,33 @@ def test_a_check_that_breaks_is_a_finding_and_the_others_go_on(tmp_path):
 def test_an_address_of_ip_version_6_is_looked_at_too(installation):
     check = doctor._port(settings_of(installation, host="::1", port=0))
     assert "family" not in check.problem
+
+
+QWEN, DRAFT = "hf:mlx-community/Qwen3-4B-4bit", "hf:z-lab/Qwen3-4B-DFlash-b16"
+
+
+def test_the_draft_in_use_is_told_and_the_one_that_could_be(tmp_path):
+    def finding(**settings):
+        check = doctor._draft(Settings(models=tmp_path, target_model=QWEN, **settings))
+        return check.finding, check.problem
+
+    assert finding() == (f"none here; {DRAFT} is registered: 'dflash-rag models pull'", "")
+    assert finding(draft_model="none") == ("none; drafter auto", "")
+    assert finding(drafter="lookup") == ("none; drafter lookup", "")
+    assert "hf:a/b are not in" in finding(draft_model="hf:a/b")[1]
+    folder = tmp_path / hub._slug(DRAFT)
+    folder.mkdir()
+    (folder / hub.SOURCE_FILE).write_text(f'{{"source": "{DRAFT}", "layout": {hub._LAYOUT}}}')
+    assert finding() == (f"{DRAFT} in {folder}", "")
+
+
+def test_models_that_do_not_fit_are_a_problem(models, monkeypatch):
+    settings = Settings(models=models, context=8192)
+    assert doctor._fit(settings).problem == ""
+    assert "a context of 8192 tokens" in doctor._fit(settings).finding
+    small = Machine(total=2**30, limit=2**29)
+    monkeypatch.setattr(Machine, "here", classmethod(lambda cls: small))
+    assert "smollm2" in doctor._fit(settings).problem
+    assert "this machine has 512 MiB" in doctor._fit(settings).problem
+    missing = doctor._fit(Settings(models=models, target_model=QWEN))
+    assert missing == Check("fit", "not known while a model is missing")

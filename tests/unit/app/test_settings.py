@@ -58,6 +58,11 @@ def test_weights_lie_in_the_state_folder_unless_set(monkeypatch):
         ('drafter = "magic"', "drafter"),
         ("home = 5", "home"),
         ("max_waiting = 0", "max_waiting"),
+        ("kv_bits = 3", "kv_bits"),
+        ("draft_bits = 16", "draft_bits"),
+        ('draft_bits = "many"', "draft_bits"),
+        ("context = 100", "context"),
+        ('strict = "perhaps"', "strict"),
         ("[server]\nport = 1", "server"),
         ("port = ", FILE),
         ("port = 1\nport = 2", FILE),
@@ -112,6 +117,35 @@ def test_the_command_line_tells_a_wrong_setting_without_a_traceback(text, argume
     assert named in done.stderr
 
 
-def test_the_models_needed_are_those_named_and_a_draft_only_if_there_is_one():
-    assert load().model_names == ["smollm2-135m", "all-minilm-l6-v2"]
-    assert load(draft_model="hf:a/b").model_names == ["smollm2-135m", "hf:a/b", "all-minilm-l6-v2"]
+@pytest.mark.parametrize("bits", [4, 8])
+def test_bits_come_from_the_file_and_the_environment(monkeypatch, bits):
+    assert (load().kv_bits, load().draft_bits) == (None, None)
+    write(f"kv_bits = {bits}\n")
+    monkeypatch.setenv("DFLASH_RAG_DRAFT_BITS", str(bits))
+    assert (load().kv_bits, load().draft_bits) == (bits, bits)
+
+
+QWEN = "hf:mlx-community/Qwen3-4B-4bit"
+DRAFT = "hf:z-lab/Qwen3-4B-DFlash-b16"
+
+
+@pytest.mark.parametrize(
+    ("settings", "draft"),
+    [
+        ({}, None),
+        ({"target_model": QWEN}, DRAFT),
+        ({"target_model": QWEN, "drafter": "block"}, DRAFT),
+        ({"target_model": QWEN, "drafter": "lookup"}, None),
+        ({"target_model": QWEN, "drafter": "none"}, None),
+        ({"target_model": QWEN, "draft_model": "none"}, None),
+        ({"target_model": QWEN, "draft_model": "hf:a/b"}, "hf:a/b"),
+        ({"target_model": "hf:mlx-community/Qwen3-4B-Instruct-2507-4bit"}, None),
+        ({"target_model": "models/Qwen3-4B-4bit"}, None),  # a folder: nothing to pull for it
+        ({"draft_model": "hf:a/b"}, "hf:a/b"),
+    ],
+)
+def test_the_models_needed_are_those_named_and_the_draft_that_is_registered(settings, draft):
+    loaded = load(**settings)
+    assert loaded.draft_name == draft
+    names = [loaded.target_model, draft, "all-minilm-l6-v2"]
+    assert loaded.model_names == [name for name in names if name]

@@ -6,7 +6,7 @@ from dflash_engine.sampling import Sampling
 
 
 def propose(tokens: list[int], most: int = 100, **options: int) -> list[int]:
-    return Lookup(**options).begin(Sampling(), None).propose(tokens, None, most).tokens
+    return Lookup(**options).begin(Sampling(), None).propose(tokens, most).tokens
 
 
 def test_what_followed_the_last_tokens_is_proposed() -> None:
@@ -54,8 +54,8 @@ def test_growing_step_by_step_finds_what_a_fresh_look_finds(
         end = min(end + cut, len(tokens))
         fresh = Lookup().begin(Sampling(), None)
         known = tokens[:end]
-        draft = proposer.propose(known, None, 9).tokens
-        assert draft == fresh.propose(known, None, 9).tokens
+        draft = proposer.propose(known, 9).tokens
+        assert draft == fresh.propose(known, 9).tokens
         assert len(draft) <= 9
         if draft:
             pairs = {tuple(known[i : i + 2]) for i in range(len(known) - 1)}
