@@ -1,9 +1,9 @@
 """Rollback of recurrent layers (gated delta nets, Mamba, short convolutions, ...).
 
 A recurrent state has no rows to cut off: it is computed anew, from the state before the forward and
-the inputs of the steps that were kept. The layer's own code does that. The projections of those
-inputs, which cost nearly all of it, are remembered from the forward; what the state does not depend
-on is never computed, since MLX is lazy.
+the inputs of the steps that were kept. The layer's own code does that. Its projections and
+convolutions, which cost nearly all of it, are remembered from the forward; what the state does not
+depend on is never computed, since MLX is lazy.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,27 +25,25 @@ def handles(layer: Any) -> bool:
 
 @dataclass
 class Step:
-    """One call of a recurrent layer, with ``inputs`` [B, M, ...], to be made again with fewer."""
+    """One call of a recurrent layer with M ``rows``, to be made again with fewer."""
 
     call: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    inputs: mx.array
+    rows: int
     projected: dict[int, mx.array] = field(default_factory=dict)  # by the id of the projection
     kept: int | None = None  # rows, once cut
 
     def cut(self, rows: int) -> None:
         """Leave only the first ``rows`` of what the layer is called with."""
-        of_all = self.inputs.shape[1]
 
         def first(value: Any) -> Any:
-            is_rows = isinstance(value, mx.array) and value.ndim > 1 and value.shape[1] == of_all
-            return value[:, :rows] if is_rows else value
+            has_rows = isinstance(value, mx.array) and value.ndim > 1
+            return value[:, :rows] if has_rows and value.shape[1] == self.rows else value
 
         self.kept = rows
         self.args = tuple(map(first, self.args))
         self.kwargs = {name: first(value) for name, value in self.kwargs.items()}
-        self.inputs = _inputs(self.args, self.kwargs)
 
 
 @dataclass
@@ -65,7 +63,7 @@ class Recorder:
         for layer in _recurrent_layers(model, cache):
             hook(layer, self._note)
             for child in layer.children().values():
-                if isinstance(child, nn.Linear | nn.QuantizedLinear):
+                if isinstance(child, nn.Linear | nn.QuantizedLinear | nn.Conv1d):
                     hook(child, self._projection(id(child)))
 
     @contextmanager
@@ -89,7 +87,8 @@ class Recorder:
     def _note(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if self._undo is None:
             return call(*args, **kwargs)
-        step = Step(call, args, kwargs, _inputs(args, kwargs))
+        inputs = next(x for x in (*args, *kwargs.values()) if isinstance(x, mx.array))
+        step = Step(call, args, kwargs, inputs.shape[1])
         self._undo.steps.append(step)
         with self._within(step):
             return call(*args, **kwargs)
@@ -104,19 +103,17 @@ class Recorder:
 
     def _projection(self, key: int) -> Around:
         def project(call: Callable[..., Any], x: mx.array) -> Any:
+            # A row depends on no later one, so the rows kept are what they were.
             step = self._step
-            if step is None or x is not step.inputs:
+            if step is None:
                 return call(x)
-            if step.kept is not None:
-                return step.projected[key][:, : step.kept]
-            step.projected[key] = call(x)
-            return step.projected[key]
+            if step.kept is None:
+                output = step.projected[key] = call(x)
+                return output
+            output = step.projected[key]
+            return output[:, : step.kept] if output.shape[1] == step.rows else call(x)
 
         return project
-
-
-def _inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> mx.array:
-    return next(x for x in (*args, *kwargs.values()) if isinstance(x, mx.array))
 
 
 def _recurrent_layers(model: nn.Module, cache: list[Any]) -> list[nn.Module]:

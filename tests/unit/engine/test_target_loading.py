@@ -1,5 +1,7 @@
 """What is found in a model, and what is refused, when it is loaded as a target."""
 
+import shutil
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -197,3 +199,14 @@ def test_a_cache_that_only_grows() -> None:
     assert load(tiny.llama(), "llama").only_grows
     assert not load(tiny.windowed(), "windowed").only_grows
     assert isinstance(load(tiny.llama(), "llama").make_cache().layers[0], KVCache)
+
+
+@pytest.mark.parametrize("kept", [0, 100, -1000], ids=["empty", "a header's start", "cut off"])
+def test_damaged_weights_are_named(kept: int, tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny.llama(), tmp_path / "damaged")
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:kept])
+    with pytest.raises(UnsupportedTargetError, match=r"damaged in .* cannot be loaded"):
+        load(folder, "damaged", precision="native")
+    with pytest.raises(UnsupportedTargetError, match="damaged"):
+        load(folder, "damaged")
