@@ -5,26 +5,31 @@ import os
 import re
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from . import fit, hub
+from . import hub
+from .constrain import Constraint
 from .decode import decode
 from .detokenize import Detokenizer
-from .drafters import Drafter
+from .drafters.compose import LONGEST
 from .drafters.kind import kind_of
+from .drafters.memory import Memory
 from .errors import EngineClosedError, PromptTooLongError, UnsupportedTargetError
 from .fit import Precision
+from .parts import Options, Parts
+from .parts import load as load_parts
 from .registry import find_draft
 from .sampling import Sampler, Sampling
-from .targets import Target
-from .targets import load as load_target
 from .worker import Stream, Worker
 
-DrafterName = Literal["auto", "none", "lookup", "block", "small"]
+DrafterName = Literal["auto", "none", "lookup", "block", "small", "composed"]
 FinishReason = Literal["stop", "length"]
+_TAIL = 4  # of a prompt, remembered before its answer, so that the first words can be proposed
 Message = Mapping[str, str]
 
 
@@ -32,7 +37,9 @@ Message = Mapping[str, str]
 class Stats:
     """What ran, and how fast. Times are in seconds; the answer's first token comes from prefill,
     so ``rounds`` counts the target forwards after it and ``tokens_per_round`` their yield;
-    ``near_ties`` counts the rounds of a ``strict`` engine that took one more.
+    ``near_ties`` counts the rounds of a ``strict`` engine that took one more. ``kept`` says how
+    many tokens came from which drafter, the rest being the target's own; ``reused`` how much of the
+    prompt was known from earlier ones.
     """
 
     target: str
@@ -43,6 +50,8 @@ class Stats:
     rounds: int
     drafted: int
     near_ties: int
+    kept: dict[str, int]
+    reused: int
     queue_seconds: float
     prefill_seconds: float
     decode_seconds: float
@@ -95,14 +104,20 @@ class DFlash:
         draft_model: a DFlash draft for it, or a small model of the same tokenizer, named likewise;
             ``auto`` takes the registered draft if it is on this machine; None uses none.
         drafter: ``block`` (a DFlash draft), ``small`` (a small model), ``lookup`` (copies from
-            prompt and answer), ``none`` (plain decoding), ``auto``: what the draft model is, or
-            lookup without one.
+            prompt and answer), ``composed`` (lookup, memory and the draft model together, as it
+            pays), ``none`` (plain decoding), ``auto``: what the draft model is, or lookup without.
         models: the folder with pulled weights; ``$DFLASH_RAG_HOME/models`` by default.
         precision: ``auto``, ``float32`` or ``native``; see :func:`dflash_engine.targets.load`.
         draft_bits: 8 or 4 quantises a DFlash draft, None leaves it as stored.
         kv_bits: 8 or 4 keeps the target's keys and values in that many bits.
         context: the longest prompt and answer together; what the target allows by default.
         strict: decide near-ties by a forward of one token; see :func:`dflash_engine.decode.decode`.
+        width: ``composed`` drafts this many tokens each round, instead of what pays here.
+        store: the folder where measured costs, the memory of answers and prompt prefixes are kept;
+            without one they last as long as the engine.
+        prefix_bytes: memory for the prefixes of prompts that were read; 0 keeps none.
+        prefix_disk_bytes: disk for prompt prefixes, in ``store``.
+        memory_tokens: of earlier answers and passages, to be remembered by ``composed``; 0: none.
         template_args: passed to the target's chat template, such as ``{"enable_thinking": False}``.
         max_waiting: requests that may wait while one is served.
         prefill_step: prompt tokens in one forward; a cancelled request stops between two.
@@ -122,6 +137,11 @@ class DFlash:
         kv_bits: Literal[4, 8] | None = None,
         context: int | None = None,
         strict: bool = False,
+        width: int | None = None,
+        store: Path | None = None,
+        prefix_bytes: int = 0,
+        prefix_disk_bytes: int = 0,
+        memory_tokens: int = 1_000_000,
         template_args: Mapping[str, Any] | None = None,
         max_waiting: int = 32,
         prefill_step: int = 512,
@@ -139,35 +159,43 @@ class DFlash:
         draft_folder = hub.resolve(draft_model, models) if draft_model else None
         if drafter == "auto":
             drafter = kind_of(draft_folder) if draft_folder else "lookup"
-        if (drafter in ("block", "small")) != (draft_folder is not None):
-            raise ValueError(
-                "drafters 'block' and 'small' need draft_model, and draft_model is only for them"
-            )
+        if drafter in ("block", "small"):
+            kind = kind_of(draft_folder) if draft_folder else None
+            if kind != drafter:
+                raise ValueError(
+                    f"drafter {drafter!r} needs a draft_model of that kind, not {kind}"
+                )
+        elif drafter in ("none", "lookup") and draft_folder:
+            raise ValueError(f"drafter {drafter!r} has no use for a draft_model: leave one out")
+        if width is not None and not 0 <= width <= LONGEST:
+            raise ValueError(f"width must be between 0 and {LONGEST}, not {width}")
         self.target_name = hub.short_name(target_model)
         self.draft_name = hub.short_name(draft_model) if draft_model else None
         self.drafter_name = drafter
         self._template_args = dict(template_args or {})
         self._prefill_step = prefill_step
         self._tokenizing = threading.Lock()  # fast tokenizers refuse two callers at once
-        self._loaded: tuple[Target, Drafter | None] | None = None
+        self._loaded: Parts | None = None
         self._strict = strict
-        self._wired: int | None = None
         self._worker = Worker(f"dflash-{self.target_name}", max_waiting)
+        options = Options(
+            target_name=self.target_name,
+            target=target_folder,
+            draft=draft_folder,
+            drafter=drafter,
+            precision=precision,
+            draft_bits=draft_bits,
+            kv_bits=kv_bits,
+            context=context,
+            width=width,
+            store=store,
+            prefix_bytes=prefix_bytes,
+            prefix_disk_bytes=prefix_disk_bytes,
+            memory_tokens=memory_tokens,
+        )
 
-        def load() -> Iterator[tuple[Target, Drafter | None]]:
-            machine = fit.Machine.here()
-            need = fit.check(
-                target_folder,
-                draft_folder,
-                context=context,
-                precision=precision,
-                kv_bits=kv_bits,
-                draft_bits=draft_bits,
-                machine=machine,
-            )
-            self._wired = fit.wire(machine, need)
-            target = load_target(target_folder, self.target_name, precision, kv_bits, need.context)
-            yield target, _make_drafter(drafter, draft_folder, target, draft_bits)
+        def load() -> Iterator[Parts]:
+            yield load_parts(options)
 
         try:
             self._loaded = next(iter(self._worker.submit(load)))
@@ -177,7 +205,7 @@ class DFlash:
             raise
 
     @property
-    def _parts(self) -> tuple[Target, Drafter | None]:
+    def _parts(self) -> Parts:
         if self._loaded is None:
             raise EngineClosedError("the engine is closed: make a new one")
         return self._loaded
@@ -185,17 +213,24 @@ class DFlash:
     @property
     def tokenizer(self) -> Any:
         """The target's tokenizer."""
-        return self._parts[0].tokenizer
+        return self._parts.target.tokenizer
 
     @property
     def context(self) -> int:
         """The longest prompt and answer together, in tokens."""
-        return self._parts[0].context
+        return self._parts.target.context
 
     @property
     def vocab_size(self) -> int:
         """How many tokens the target knows."""
-        return self._parts[0].vocab_size
+        return self._parts.target.vocab_size
+
+    @property
+    def memory(self) -> Memory | None:
+        """What earlier answers and passages are remembered; give it the passages of documents, and
+        let it forget those that go.
+        """
+        return self._parts.memory
 
     def generate(self, prompt: str | Sequence[int], **options: Any) -> Generation:
         """The answer to a raw prompt (no chat template); options as of :meth:`stream`."""
@@ -248,13 +283,16 @@ class DFlash:
         frequency_penalty: float = 0.0,
         seed: int | None = None,
         stop: Sequence[str] = (),
+        constraint: Constraint | None = None,
+        owners: AbstractSet[str] | None = None,
     ) -> Stream[Delta]:
         """The answer piece by piece, as it is written.
 
         ``max_tokens`` is exact, and cut to what the context window leaves. A ``stop`` string ends
         the answer before it, and the computing with it. How tokens are chosen is told at
-        :class:`dflash_engine.sampling.Sampling`. ValueError for options out of range;
-        PromptTooLongError when no token of answer fits.
+        :class:`dflash_engine.sampling.Sampling`; a new ``constraint`` says what may follow. With
+        ``owners``, the documents that it rests on, a finished answer is remembered. ValueError for
+        options out of range; PromptTooLongError when no token of answer fits.
         """
         sampling = Sampling(
             temperature=temperature,
@@ -279,10 +317,12 @@ class DFlash:
                 f"the prompt has {len(tokens)} tokens; {self.target_name} reads at most "
                 f"{self.context}, answer included: shorten it"
             )
-        sampler = Sampler(sampling, seed, tokens)
+        sampler = Sampler(sampling, seed, tokens, constraint)
         asked = time.perf_counter()
         most = min(max_tokens, room)
-        return self._worker.submit(lambda: self._serve(tokens, most, sampler, seed, stops, asked))
+        return self._worker.submit(
+            lambda: self._serve(tokens, most, sampler, seed, stops, asked, owners)
+        )
 
     def _encode(self, prompt: str | Sequence[int]) -> list[int]:
         if isinstance(prompt, str):
@@ -306,28 +346,33 @@ class DFlash:
         seed: int | None,
         stop: tuple[str, ...],
         asked: float,
+        owners: AbstractSet[str] | None,
     ) -> Iterator[Delta]:
         started = time.perf_counter()
         prefilled = started
-        target, drafter = self._parts
+        parts = self._parts
+        target = parts.target
         text = Detokenizer(target.tokenizer, stop)
-        count = rounds = drafted = near_ties = 0
+        rounds = drafted = near_ties = reused = 0
+        answer: list[int] = []
+        origins: Counter[str] = Counter()
         last: FinishReason = "length"
         steps = decode(
             target,
-            drafter,
+            parts.drafter,
             prompt,
             max_tokens=max_tokens,
             sampler=sampler,
             seed=seed,
             prefill_step=self._prefill_step,
             strict=self._strict,
+            prefixes=parts.prefixes,
         )
         for step in steps:
             if step.prefill:
                 prefilled = time.perf_counter()
             else:
-                rounds += 1
+                rounds += step.forwards
                 drafted += step.drafted
                 near_ties += step.near_tie
             ended = bool(step.tokens) and step.tokens[-1] in target.stop_tokens
@@ -337,13 +382,17 @@ class DFlash:
                 last = "stop"
             # What a round brings after a stop string is no part of the answer.
             tokens = step.tokens[: text.count - read] if text.stopped else step.tokens
-            count += len(tokens)
+            answer += tokens
+            reused += step.reused
+            origins.update(step.origins[: len(tokens)])
             # An empty delta after a prefill chunk lets the worker see a cancelled request.
             yield Delta(piece, tokens)
             if text.stopped:
                 break
         steps.close()
         ended_at = time.perf_counter()
+        if parts.memory and owners is not None:
+            parts.memory.add([*prompt[-_TAIL:], *answer], owners=owners)
         yield Delta(
             text.finish(),
             [],
@@ -353,10 +402,12 @@ class DFlash:
                 draft=self.draft_name,
                 drafter=self.drafter_name,
                 prompt_tokens=len(prompt),
-                tokens=count,
+                tokens=len(answer),
                 rounds=rounds,
                 drafted=drafted,
                 near_ties=near_ties,
+                kept=dict(origins),
+                reused=reused,
                 queue_seconds=started - asked,
                 prefill_seconds=prefilled - started,
                 decode_seconds=ended_at - prefilled,
@@ -366,9 +417,9 @@ class DFlash:
     def close(self) -> None:
         """Stop the thread and let the weights go. Requests under way end with EngineClosedError."""
         self._worker.close()
+        if self._loaded is not None:
+            self._loaded.close()
         self._loaded = None
-        fit.unwire(self._wired)
-        self._wired = None
 
     def __enter__(self) -> "DFlash":
         return self
@@ -399,23 +450,3 @@ def _special_tokens(tokenizer: Any) -> re.Pattern[str]:
 def default_models() -> Path:
     """``$DFLASH_RAG_HOME/models``, or ``var/models`` under the working folder."""
     return Path(os.environ.get("DFLASH_RAG_HOME", "var")) / "models"
-
-
-def _make_drafter(
-    name: DrafterName, folder: Path | None, target: Target, bits: int | None
-) -> Drafter | None:
-    if name == "none":
-        return None
-    target.require_rollback()
-    if name == "lookup":
-        from .drafters.lookup import Lookup
-
-        return Lookup()
-    assert folder is not None
-    if name == "small":
-        from .drafters.small import Small
-
-        return Small(folder, target)
-    from .drafters.block import Block
-
-    return Block(folder, target, bits)

@@ -16,7 +16,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-Scores = NDArray[np.float64]  # logits of one position, [vocab]
+from .constrain import Constraint, Scores, forced, masked, permitted
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,20 @@ class Distribution:
         places = np.minimum(np.searchsorted(self.tokens, tokens), len(self.tokens) - 1)
         return np.where(self.tokens[places] == tokens, self.probabilities[places], 0.0)
 
+    @classmethod
+    def certain(cls, token: int) -> "Distribution":
+        """All mass on one token."""
+        return cls(np.array([token]), np.array([1.0]))
+
     def draw(self, random: np.random.Generator) -> int:
         """One token."""
+        return self.at(random.random())
+
+    def at(self, share: float) -> int:
+        """The token up to which the probabilities add up to ``share``, of 0 to 1."""
         cumulative = np.cumsum(self.probabilities)
-        point = random.random() * cumulative[-1]
-        return int(self.tokens[np.searchsorted(cumulative, point, side="right")])
+        place = np.searchsorted(cumulative, share * cumulative[-1], side="right")
+        return int(self.tokens[place])
 
     def without(self, other: "Distribution") -> "Distribution":
         """max(self - other, 0), normalised; itself where that is nothing but rounding."""
@@ -51,11 +60,26 @@ class Draft:
     """Tokens proposed after the anchor.
 
     ``distributions`` [n] are those each token was drawn from; None where the drafter was certain
-    (all mass on its token).
+    (all mass on its token). ``origins`` [n] name where each came from, if the drafter tells.
     """
 
     tokens: list[int] = field(default_factory=list)
     distributions: Sequence[Distribution] | None = None
+    origins: tuple[str, ...] = ()
+
+    def cut(self, count: int) -> "Draft":
+        """The first ``count`` tokens of it."""
+        distributions = self.distributions and self.distributions[:count]
+        return Draft(self.tokens[:count], distributions or None, self.origins[:count])
+
+    def behind(self, tokens: list[int], origin: str) -> "Draft":
+        """The same after ``tokens``, which are certain."""
+        if not tokens:
+            return self
+        distributions = self.distributions
+        if distributions is not None:
+            distributions = [*map(Distribution.certain, tokens), *distributions]
+        return Draft([*tokens, *self.tokens], distributions, (origin,) * len(tokens) + self.origins)
 
 
 @dataclass(frozen=True)
@@ -162,18 +186,43 @@ def first_choices(logits: mx.array) -> mx.array:
 
 
 class Sampler:
-    """One request's choices after ``prompt``; ``seed`` makes them repeatable.
+    """One request's choices after ``prompt``; ``seed`` makes them repeatable, and a ``constraint``
+    says what may follow. Drafts that are certain of their tokens, and how many come at a time,
+    change nothing about what a seed gives.
 
-    It counts what it chose, for the penalties: give each position once, in order.
+    It tells the constraint what it chose, and counts it for the penalties: give each position once,
+    in order.
     """
 
     def __init__(
-        self, sampling: Sampling, seed: int | None = None, prompt: Iterable[int] = ()
+        self,
+        sampling: Sampling,
+        seed: int | None = None,
+        prompt: Iterable[int] = (),
+        constraint: Constraint | None = None,
     ) -> None:
         self.sampling = sampling
-        self._random = np.random.default_rng(seed)
+        self.constraint = constraint
+        self._random = np.random.default_rng(seed)  # one number for each position of the answer
+        self._refusals = np.random.default_rng(None if seed is None else [seed, 2])
+        self._shares: list[float] = []
         self._prompt = frozenset(prompt) if sampling.penalises else frozenset()
         self._answer: Counter[int] = Counter()
+
+    @property
+    def plain(self) -> bool:
+        """Whether the first choice of the logits as they are is always taken."""
+        return self.sampling.greedy and self.sampling.plain and self.constraint is None
+
+    def forced(self, most: int) -> list[int]:
+        """The tokens that must follow, at most ``most``; none without a constraint."""
+        return forced(self.constraint, most) if self.constraint else []
+
+    def permitted(self, draft: Draft) -> Draft:
+        """What of ``draft`` may follow."""
+        if self.constraint is None:
+            return draft
+        return draft.cut(permitted(self.constraint, draft.tokens))
 
     def choose(self, logits: mx.array) -> int:
         """The next token from logits [vocab]."""
@@ -192,7 +241,7 @@ class Sampler:
         """
         if not draft.tokens:
             margin = None
-        if self.sampling.greedy and self.sampling.plain:
+        if self.plain:
             return self._first_choices(draft, logits, margin)
         rows = np.asarray(logits.astype(mx.float32))
         for row, token in enumerate(draft.tokens):
@@ -200,16 +249,25 @@ class Sampler:
             if self._is_close(scores, margin):
                 return row, None
             accepted, instead = self._judge(token, draft, row, scores)
+            self._chosen(token if accepted else instead)
             if not accepted:
-                self._answer[instead] += 1
                 return row, instead
-            self._answer[token] += 1
         scores = self._scores(rows[-1])
         if self._is_close(scores, margin):
             return len(draft.tokens), None
         following = self._pick(scores)
-        self._answer[following] += 1
+        self._chosen(following)
         return len(draft.tokens), following
+
+    def take(self, tokens: Iterable[int]) -> None:
+        """``tokens`` come next, without a choice."""
+        for token in tokens:
+            self._chosen(token)
+
+    def _chosen(self, token: int) -> None:
+        self._answer[token] += 1
+        if self.constraint is not None:
+            self.constraint.advance(token)
 
     def _first_choices(
         self, draft: Draft, logits: mx.array, margin: float | None
@@ -238,16 +296,25 @@ class Sampler:
             choice = int(scores.argmax())
             return choice == token, choice
         p = self.sampling.distribution(scores)
-        q = draft.distributions[row] if draft.distributions else _certain(token)
-        drafted = np.array([token])
-        if self._random.random() * q.of(drafted)[0] < p.of(drafted)[0]:
+        if draft.distributions is None:
+            # The rule comes to this: whatever is drawn from p stands, the drafted token too.
+            choice = p.at(self._share())
+            return choice == token, choice
+        q, drafted = draft.distributions[row], np.array([token])
+        if self._refusals.random() * q.of(drafted)[0] < p.of(drafted)[0]:
             return True, token
-        return False, p.without(q).draw(self._random)
+        return False, p.without(q).draw(self._refusals)
 
     def _pick(self, scores: Scores) -> int:
         if self.sampling.greedy:
             return int(scores.argmax())
-        return self.sampling.distribution(scores).draw(self._random)
+        return self.sampling.distribution(scores).at(self._share())
+
+    def _share(self) -> float:
+        position = self._answer.total()
+        while len(self._shares) <= position:
+            self._shares.append(self._random.random())
+        return self._shares[position]
 
     def _scores(self, row: NDArray[np.float32]) -> Scores:
         # The logits of one position after bias and penalties.
@@ -263,8 +330,4 @@ class Sampler:
             scores[seen] = np.where(own > 0, own / repeated, own * repeated)
             counts = np.fromiter(self._answer.values(), np.float64)
             scores[answer] -= sampling.frequency_penalty * counts + sampling.presence_penalty
-        return scores
-
-
-def _certain(token: int) -> Distribution:
-    return Distribution(np.array([token]), np.array([1.0]))
+        return scores if self.constraint is None else masked(scores, self.constraint)

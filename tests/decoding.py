@@ -86,7 +86,16 @@ class Scripted:
         assert self.taps, "an untapped drafter was given features"
         self.seen.append(features)
 
-    def propose(self, tokens: list[int], most: int) -> Draft:
+    def judge(self, kept: int, tried: int) -> None:
+        pass
+
+    def snapshot(self) -> None:
+        pass
+
+    def restore(self, snapshot: None) -> None:
+        pass
+
+    def propose(self, tokens: list[int], most: int, given: int = 0) -> Draft:
         """The script's next tokens."""
         if self.taps:
             known = sum(features.shape[1] for features in self.seen)

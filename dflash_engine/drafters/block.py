@@ -10,7 +10,7 @@ from ..errors import UnsupportedDraftError
 from ..sampling import Distribution, Draft, Sampling
 from ..targets import Target
 from . import block_checkpoint, block_model
-from .block_model import Context
+from .context import Context, ContextSnapshot
 
 CANDIDATES = 64  # tokens a slot is drawn from above temperature 0
 
@@ -68,17 +68,25 @@ class Block:
         """Start with an empty context."""
         return BlockProposer(self, sampling, seed)
 
-    def fill(self, anchor: int, count: int, contexts: list[Context]) -> tuple[mx.array, mx.array]:
-        """Hidden states [count, hidden] and logits [count, vocab] of the slots after ``anchor``.
+    @property
+    def most(self) -> int:
+        """The most tokens of one proposal."""
+        return self.config.slots
 
-        The k-th, from 0, is for the token k + 1 places after the anchor.
+    def fill(
+        self, known: list[int], count: int, contexts: list[Context]
+    ) -> tuple[mx.array, mx.array]:
+        """Hidden states [count, hidden] and logits [count, vocab] of the slots after ``known``.
+
+        ``known`` are the anchor, and tokens behind it that are taken as given. The k-th row, from
+        0, is for the token k + 1 places after the last of them.
         """
         unused = 0 if self.config.from_anchor else 1
         masks = [self.config.mask_token] * (count - 1 + unused)
-        embedded = self.target.embedding(mx.array([[anchor, *masks]]))
+        embedded = self.target.embedding(mx.array([[*known, *masks]]))
         if self._scale != 1:
             embedded = embedded * self._scale
-        hidden = self.model(embedded, contexts, unused)
+        hidden = self.model(embedded, contexts, len(known) - 1 + unused)
         logits = self._head(hidden)[0]
         if self.config.output_multiplier != 1:
             logits = logits * self.config.output_multiplier
@@ -109,13 +117,26 @@ class BlockProposer:
         """The context's keys and values."""
         return [array for context in self._contexts for array in context.arrays]
 
-    def propose(self, tokens: list[int], most: int) -> Draft:
+    def judge(self, kept: int, tried: int) -> None:
+        """Nothing: it does not learn."""
+
+    def snapshot(self) -> ContextSnapshot:
+        """The context so far."""
+        return ContextSnapshot.of(self._contexts)
+
+    def restore(self, snapshot: ContextSnapshot) -> None:
+        """Go on from a snapshot's context."""
+        self._contexts = snapshot.contexts()
+
+    def propose(self, tokens: list[int], most: int, given: int = 0) -> Draft:
         """Fill a block of up to ``most`` tokens after the anchor, in one draft pass."""
-        drafter, anchor = self._drafter, tokens[-1]
-        count = min(drafter.config.slots, most)
+        drafter = self._drafter
+        known = tokens[-1 - given :]
+        anchor = known[-1]
+        count = min(drafter.config.slots - len(known) + 1, most)
         if count < 1:
             return Draft()
-        hidden, logits = drafter.fill(anchor, count, self._contexts)
+        hidden, logits = drafter.fill(known, count, self._contexts)
         if drafter.config.block2 is not None:
             selector = drafter.model.candidate_selector
             candidates, scores = selector(hidden, logits, anchor)

@@ -9,6 +9,10 @@ from dataclasses import dataclass, field
 import mlx.core as mx
 
 from ..sampling import Draft, Sampling
+from .protocol import Guess
+
+# That the next token is right after a match of 1, 2, ... tokens: where counting starts.
+CHANCES = (0.35, 0.5, 0.6, 0.7, 0.8, 0.85, 0.88, 0.9)
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,11 @@ class Lookup:
     short_width: int = 3
     name: str = "lookup"
     taps: tuple[int, ...] = ()
+
+    @property
+    def most(self) -> int:
+        """The most tokens of one proposal."""
+        return self.width
 
     def begin(self, sampling: Sampling, seed: int | None) -> "LookupProposer":
         """Start with an empty index."""
@@ -49,16 +58,34 @@ class LookupProposer:
         """Nothing that MLX computes."""
         return []
 
-    def propose(self, tokens: list[int], most: int) -> Draft:
+    def judge(self, kept: int, tried: int) -> None:
+        """Nothing: it does not learn."""
+
+    def snapshot(self) -> None:
+        """None: it reads tokens alone."""
+
+    def restore(self, snapshot: None) -> None:
+        """Nothing to go on from."""
+
+    def propose(self, tokens: list[int], most: int, given: int = 0) -> Draft:
         """The tokens that followed the last tokens when they last occurred."""
+        guess = self.guess(tokens, min(most, self.drafter.width))
+        if guess is None:
+            return Draft()
+        copying = guess.match == self.drafter.longest
+        width = self.drafter.width if copying else self.drafter.short_width
+        return Draft(guess.tokens[:width])
+
+    def guess(self, tokens: list[int], most: int) -> Guess | None:
+        """The same, at most ``most``, with the chances that matches of that length mostly have."""
         self._index(tokens)
         for length in range(self.drafter.longest, self.drafter.shortest - 1, -1):
             place = self._next.get(tuple(tokens[-length:]))
             if place is not None:
-                copying = length == self.drafter.longest
-                width = self.drafter.width if copying else self.drafter.short_width
-                return Draft(_continue(tokens, place, min(most, width)))
-        return Draft()
+                copied = _continue(tokens, place, most)
+                known = [CHANCES[min(length + i, len(CHANCES)) - 1] for i in range(len(copied))]
+                return Guess(copied, known, length)
+        return None
 
     def _index(self, tokens: list[int]) -> None:
         # An n-gram is entered once the token after it is known, so a suffix never finds itself.

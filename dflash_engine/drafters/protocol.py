@@ -1,7 +1,7 @@
 """What the decode loop asks of a drafter."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import mlx.core as mx
 
@@ -29,12 +29,27 @@ class Proposer(Protocol):
         """
         ...
 
-    def propose(self, tokens: list[int], most: int) -> Draft:
+    def propose(self, tokens: list[int], most: int, given: int = 0) -> Draft:
         """At most ``most`` tokens that may follow ``tokens``; an empty draft is a valid answer.
 
         ``tokens`` are the prompt and the answer so far. The last one, the anchor, is not in the
-        target's cache yet; all before it are, and their features were observed.
+        target's cache yet; all before it are, and their features were observed. The last ``given``
+        tokens stand behind the anchor: others propose them, and what comes back is to follow them.
         """
+        ...
+
+    def judge(self, kept: int, tried: int) -> None:
+        """Of the first ``tried`` tokens proposed last, the first ``kept`` were kept."""
+        ...
+
+    def snapshot(self) -> Any:
+        """What it knows of the positions observed, to go on from in another request; None if it
+        needs nothing. See :mod:`dflash_engine.prefix_snapshot`.
+        """
+        ...
+
+    def restore(self, snapshot: Any) -> None:
+        """Go on from a snapshot, before anything was observed."""
         ...
 
     @property
@@ -56,6 +71,11 @@ class Drafter(Protocol):
     @property
     def taps(self) -> tuple[int, ...]:
         """The target layers whose outputs it reads."""
+        ...
+
+    @property
+    def most(self) -> int:
+        """The most tokens of one proposal."""
         ...
 
     def begin(self, sampling: Sampling, seed: int | None) -> Proposer:

@@ -27,6 +27,11 @@ class Small:
     name = "small"
     taps: tuple[int, ...] = ()
 
+    @property
+    def most(self) -> int:
+        """The most tokens of one proposal."""
+        return self.width
+
     def __init__(
         self, folder: Path, target: Target, width: int = 4, precision: Precision = "auto"
     ) -> None:
@@ -71,7 +76,16 @@ class SmallProposer:
     def observe(self, features: mx.array) -> None:
         """Nothing: the target is not tapped."""
 
-    def propose(self, tokens: list[int], most: int) -> Draft:
+    def judge(self, kept: int, tried: int) -> None:
+        """Nothing: it does not learn."""
+
+    def snapshot(self) -> None:
+        """None: it reads tokens alone."""
+
+    def restore(self, snapshot: None) -> None:
+        """Nothing to go on from."""
+
+    def propose(self, tokens: list[int], most: int, given: int = 0) -> Draft:
         """Read what is new in ``tokens``, then write; nothing where the draft's context ends."""
         width = min(self._drafter.width, most)
         if len(tokens) + width > self._drafter.model.context:

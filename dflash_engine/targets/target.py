@@ -107,8 +107,10 @@ class Target:
                 "computes, or they have another size: no draft model can be run with it"
             )
 
-    def make_cache(self) -> Cache:
-        """A new, empty cache."""
+    def make_cache(self, layers: list[Any] | None = None) -> Cache:
+        """A new, empty cache; or one of ``layers`` that mlx-lm made for this model."""
+        if layers is not None:
+            return Cache(layers, self._recorder)
         if self.kv_bits:
             return Cache(cache.quantised(self.model, self.name, self.kv_bits), self._recorder)
         return Cache(make_prompt_cache(self.model), self._recorder)

@@ -191,9 +191,18 @@ class Inside:
     def observe(self, features: mx.array) -> None:
         self.proposer.observe(features)
 
-    def propose(self, tokens: list[int], most: int) -> Any:
+    def judge(self, kept: int, tried: int) -> None:
+        self.proposer.judge(kept, tried)
+
+    def snapshot(self) -> None:
+        pass
+
+    def restore(self, snapshot: None) -> None:
+        pass
+
+    def propose(self, tokens: list[int], most: int, given: int = 0) -> Any:
         started = time.perf_counter()
-        draft = self.proposer.propose(tokens, most)
+        draft = self.proposer.propose(tokens, most, given)
         self.seconds += time.perf_counter() - started
         return draft
 

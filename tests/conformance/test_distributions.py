@@ -90,7 +90,16 @@ class Drawing:
         weights = np.exp(logits[tokens].astype(np.float64))
         return Distribution(tokens, weights / weights.sum())
 
-    def propose(self, tokens: list[int], most: int) -> Draft:
+    def judge(self, kept: int, tried: int) -> None:
+        pass
+
+    def snapshot(self) -> None:
+        pass
+
+    def restore(self, snapshot: None) -> None:
+        pass
+
+    def propose(self, tokens: list[int], most: int, given: int = 0) -> Draft:
         drafted, distributions = list(tokens[-2:]), []
         for _ in range(min(2, most)):
             distributions.append(self._distribution(*drafted[-2:]))
@@ -101,7 +110,16 @@ class Drawing:
 class Certain(Drawing):
     """Drafts the first choices of the draft table."""
 
-    def propose(self, tokens: list[int], most: int) -> Draft:
+    def judge(self, kept: int, tried: int) -> None:
+        pass
+
+    def snapshot(self) -> None:
+        pass
+
+    def restore(self, snapshot: None) -> None:
+        pass
+
+    def propose(self, tokens: list[int], most: int, given: int = 0) -> Draft:
         drafted = list(tokens[-2:])
         for _ in range(min(2, most)):
             drafted.append(int(DRAFT[drafted[-2], drafted[-1]].argmax()))
@@ -233,8 +251,10 @@ def test_drafts_are_drawn_from_what_they_say(kind: str, tmp_path: Path) -> None:
     else:
         drafter = Block(draft_folder(kind, tmp_path), target)
         fill = drafter.fill
-        recalled = functools.cache(lambda anchor, count: fill(anchor, count, proposer._contexts))
-        drafter.fill = lambda anchor, count, contexts: recalled(anchor, count)
+        recalled = functools.cache(
+            lambda known, count: fill(list(known), count, proposer._contexts)
+        )
+        drafter.fill = lambda known, count, contexts: recalled(tuple(known), count)
         if kind == "DFlash 2":
             select = drafter.model.candidate_selector
             drafter.model.candidate_selector = functools.cache(lambda *inputs: select(*inputs))

@@ -15,7 +15,7 @@ import tiny_drafts
 from tiny_drafts import FULL, SLIDING, Draft
 
 from dflash_engine.drafters.block import Block
-from dflash_engine.drafters.block_model import ROOM
+from dflash_engine.drafters.context import ROOM
 from dflash_engine.sampling import Sampling
 from dflash_engine.targets import Target, load
 
@@ -179,7 +179,7 @@ def compare(block: Block, reference: Reference) -> None:
         anchor = int(random.integers(256))
         masks = [tiny.MASK] * (count - 1 + reference.first)
         block.model.observe(mx.array(new)[None], contexts)
-        got = as_double(block.fill(anchor, count, contexts)[1])
+        got = as_double(block.fill([anchor], count, contexts)[1])
         expected = reference.logits([anchor, *masks], features)
         assert got.shape == expected.shape
         assert np.abs(got - expected).max() < 1e-4 * np.abs(expected).max()
@@ -259,7 +259,7 @@ def test_a_draft_repacked_as_speculators_is_the_same(tmp_path: Path, draft: Draf
         logits, tokens = [], []
         for block, proposer, context in zip(blocks, proposers, contexts, strict=True):
             block.model.observe(new, context)
-            logits.append(block.fill(7, count, context)[1])
+            logits.append(block.fill([7], count, context)[1])
             proposer.observe(new)
             tokens.append(proposer.propose([7], count).tokens)
         assert mx.array_equal(*logits)

@@ -136,7 +136,7 @@ def compare(
         anchor = int(random.integers(256))
         hidden, logits, tokens = theirs.fill([anchor] + [tiny.MASK] * (rows - 1), features)
         ours.model.observe(features, contexts)
-        own_hidden, own_logits = ours.fill(anchor, rows - 1, contexts)
+        own_hidden, own_logits = ours.fill([anchor], rows - 1, contexts)
         assert own_logits.dtype == dtype
         assert np.abs(as_single(own_hidden) - hidden).max() <= 1e-5
         assert np.abs(as_single(own_logits) - logits).max() <= 1e-5

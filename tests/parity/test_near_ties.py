@@ -35,7 +35,16 @@ class Script:
     def observe(self, features: mx.array) -> None:
         self.observed += features.shape[1]
 
-    def propose(self, tokens: list[int], most: int) -> Draft:
+    def judge(self, kept: int, tried: int) -> None:
+        pass
+
+    def snapshot(self) -> None:
+        pass
+
+    def restore(self, snapshot: None) -> None:
+        pass
+
+    def propose(self, tokens: list[int], most: int, given: int = 0) -> Draft:
         assert self.observed == len(tokens) - 1, "each position but the anchor's, once"
         done = len(tokens) - self.prompt
         script = [t if i % 3 else (t + 1) % 256 for i, t in enumerate(self.answer)]

@@ -75,7 +75,7 @@ def truth() -> Callable[[str, int], list[int]]:
 @contextlib.contextmanager
 def counting(engine: DFlash) -> Iterator[list[int]]:
     """Lists the widths of the target forwards made meanwhile."""
-    target = engine._parts[0]
+    target = engine._parts.target
     widths: list[int] = []
 
     def forward(tokens: Any, cache: Any, **options: Any) -> Any:
@@ -308,7 +308,7 @@ def test_an_error_in_one_request_leaves_the_next_fine(
     engine: DFlash, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = engine.generate("hello", max_tokens=12).tokens
-    target = engine._parts[0]
+    target = engine._parts.target
     own, calls = target.forward, 0
 
     def broken(*inputs: Any, **options: Any) -> Any:
@@ -362,7 +362,7 @@ def test_too_many_waiting_are_refused() -> None:
 
 def test_close_ends_requests_and_frees_the_weights() -> None:
     engine = engine_with("block")
-    weights = weakref.ref(engine._parts[0].model)
+    weights = weakref.ref(engine._parts.target.model)
     running, waiting = engine.stream("a", max_tokens=1000), engine.stream("b")
     deltas = iter(running)
     next(deltas)
@@ -536,7 +536,7 @@ def test_an_end_token_is_obeyed_with_any_drafter() -> None:
 @contextlib.contextmanager
 def saying(engine: DFlash, prompt: str, text: str) -> Iterator[None]:
     """Make the target write ``text`` after ``prompt``, and its end token."""
-    target, start = engine._parts[0], len(engine.tokenizer.encode(prompt))
+    target, start = engine._parts.target, len(engine.tokenizer.encode(prompt))
     script = [*engine.tokenizer.encode(text), tiny.END]
     read: dict[int, int] = {}  # by the cache's id, how many positions it holds
 
@@ -695,7 +695,7 @@ def test_a_strict_engine_counts_its_near_ties(
 ) -> None:
     with engine_with(drafter, strict=True) as engine:
         assert engine.generate("abcabc", max_tokens=40).stats.near_ties == 0
-        engine._parts[0].width_error = 1e6  # so that all are near
+        engine._parts.target.width_error = 1e6  # so that all are near
         answer = engine.generate("abcabc", max_tokens=40)
     assert answer.tokens == truth("abcabc", 40)
     assert 0 < answer.stats.near_ties <= answer.stats.rounds

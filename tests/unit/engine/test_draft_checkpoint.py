@@ -470,7 +470,7 @@ def test_eight_bits_change_little(tmp_path: Path) -> None:
         block = Block(folder, load(tiny.qwen3(), "qwen3"), bits)
         contexts = block.model.make_contexts()
         block.model.observe(mx.array(features), contexts)
-        logits.append(np.array(block.fill(65, 5, contexts)[1]))
+        logits.append(np.array(block.fill([65], 5, contexts)[1]))
     dense, eight, four = logits
     assert 0 < np.abs(eight - dense).max() < np.abs(four - dense).max()
     assert np.abs(eight - dense).max() < 0.1 * np.abs(dense).max()

@@ -1,0 +1,131 @@
+"""What an engine is made of: weights checked for size and loaded, drafters put together, and what
+is kept between requests.
+"""
+
+import json
+import logging
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Literal
+
+from . import fit, hub
+from .drafters import Drafter
+from .drafters.block import Block
+from .drafters.compose import Compose, Guesser
+from .drafters.kind import kind_of
+from .drafters.lookup import Lookup
+from .drafters.memory import Memory
+from .drafters.small import Small
+from .fit import Precision
+from .prefix import Prefixes
+from .targets import Target
+from .targets import load as load_target
+from .width import load_or_measure
+
+DrafterName = Literal["none", "lookup", "block", "small", "composed"]
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Options:
+    """The settings of :class:`dflash_engine.DFlash`, with models resolved to folders."""
+
+    target_name: str
+    target: Path
+    draft: Path | None
+    drafter: DrafterName
+    precision: Precision
+    draft_bits: int | None
+    kv_bits: int | None
+    context: int | None
+    width: int | None
+    store: Path | None
+    prefix_bytes: int
+    prefix_disk_bytes: int
+    memory_tokens: int
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The loaded ``target``, what drafts for it, and what is kept of earlier requests. ``wired`` is
+    Metal's limit before.
+    """
+
+    target: Target
+    drafter: Drafter | None
+    memory: Memory | None
+    prefixes: Prefixes | None
+    wired: int | None
+
+    def close(self) -> None:
+        """Keep what is to be kept on disk, and give memory back."""
+        if self.memory:
+            self.memory.save()
+        if self.prefixes:
+            self.prefixes.close()
+        fit.unwire(self.wired)
+
+
+def load(options: Options) -> Parts:
+    """Load an engine's parts, on the thread that will own them.
+
+    Raises NotEnoughMemoryError before anything is loaded, and the errors of targets and drafts.
+    """
+    machine = fit.Machine.here()
+    need = fit.check(
+        options.target,
+        options.draft,
+        context=options.context,
+        precision=options.precision,
+        kv_bits=options.kv_bits,
+        draft_bits=options.draft_bits,
+        machine=machine,
+    )
+    wired = fit.wire(machine, need)
+    target = load_target(
+        options.target, options.target_name, options.precision, options.kv_bits, need.context
+    )
+    store = options.store
+    weights = hub.identity(options.target)
+    identity = json.dumps(
+        [
+            weights,
+            hub.identity(options.draft) if options.draft else None,
+            fit.resolve_precision(options.target, options.precision, machine),
+            options.kv_bits,
+            options.draft_bits,
+        ]
+    )
+    memory = None
+    if options.drafter == "composed" and options.memory_tokens:
+        path = store / "memory.bin" if store else None
+        memory = Memory(path, key=weights, most_tokens=options.memory_tokens)
+    drafter = _drafter(options, target, memory, identity)
+    prefixes = None
+    if options.prefix_bytes:
+        prefixes = Prefixes(
+            json.dumps([identity, *map(version, ("mlx", "mlx-lm", "dflash-rag"))]),
+            memory_bytes=options.prefix_bytes,
+            folder=store / "prefixes" if store else None,
+            disk_bytes=options.prefix_disk_bytes,
+        )
+    return Parts(target, drafter, memory, prefixes, wired)
+
+
+def _drafter(
+    options: Options, target: Target, memory: Memory | None, identity: str
+) -> Drafter | None:
+    if options.drafter == "none":
+        return None
+    target.require_rollback()
+    model: Drafter | None = None
+    if options.draft and kind_of(options.draft) == "small":
+        model = Small(options.draft, target)
+    elif options.draft:
+        model = Block(options.draft, target, options.draft_bits)
+    if options.drafter != "composed":
+        return model or Lookup()
+    guessers: list[Guesser] = [*([memory] if memory else []), Lookup()]
+    costs = load_or_measure(options.store, identity, target, model)
+    return Compose(guessers, model, costs, width=options.width)

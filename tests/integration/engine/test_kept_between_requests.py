@@ -1,0 +1,100 @@
+"""What an engine keeps from one request to the next, and from one process to the next."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+
+from dflash_engine import DFlash
+from dflash_engine.constrain import Choice
+
+PROMPT = "The quick brown fox jumps over the lazy dog. " * 3
+
+
+def open_engine(store: Path | None, **options: Any) -> DFlash:
+    return DFlash(
+        str(tiny.llama(end_weight=0.0)),
+        drafter="composed",
+        store=store,
+        prefix_bytes=2**28,
+        prefix_disk_bytes=2**28,
+        prefill_step=32,
+        **options,
+    )
+
+
+def test_answers_and_prefixes_are_remembered_and_change_nothing(tmp_path: Path) -> None:
+    with DFlash(str(tiny.llama(end_weight=0.0)), drafter="none") as engine:
+        plain = engine.generate(PROMPT, max_tokens=40)
+        assert (plain.stats.kept, plain.stats.reused) == ({}, 0)
+    with open_engine(tmp_path) as engine:
+        first = engine.generate(PROMPT, max_tokens=40, owners={"menu.pdf"})
+        again = engine.generate(PROMPT, max_tokens=40)
+        assert first.tokens == again.tokens == plain.tokens
+        assert first.stats.reused == 0
+        assert again.stats.reused == again.stats.prompt_tokens - 1
+        assert again.stats.kept["memory"] > 20
+        assert again.stats.rounds < first.stats.rounds
+        assert again.stats.to_dict()["kept"] == again.stats.kept
+    names = {path.name.split("-")[0] for path in tmp_path.iterdir()}
+    assert names == {"costs", "memory.bin", "prefixes"}
+    with open_engine(tmp_path) as engine:
+        later = engine.generate(PROMPT, max_tokens=40)
+        assert later.tokens == plain.tokens
+        assert later.stats.reused == later.stats.prompt_tokens - 1, "from disk"
+        assert later.stats.kept["memory"] > 20
+        assert engine.memory is not None
+        engine.memory.forget("menu.pdf")
+        forgotten = engine.generate(PROMPT, max_tokens=40)
+        assert forgotten.tokens == plain.tokens
+        assert "memory" not in forgotten.stats.kept
+    with open_engine(tmp_path) as engine:
+        assert "memory" not in engine.generate(PROMPT, max_tokens=40).stats.kept
+
+
+def test_passages_are_remembered_for_their_document() -> None:
+    with open_engine(None) as engine:
+        answer = engine.generate(PROMPT, max_tokens=40).tokens
+        assert engine.memory is not None
+        engine.memory.replace("menu.pdf", [answer])
+        assert engine.generate(PROMPT, max_tokens=40).stats.kept["memory"] > 15
+        assert engine.generate(PROMPT, max_tokens=40).tokens == answer
+
+
+def test_an_answer_without_owners_or_one_cut_short_is_not_remembered() -> None:
+    with open_engine(None) as engine:
+        assert engine.memory is not None
+        engine.generate(PROMPT, max_tokens=20)
+        assert engine.memory.size == 0
+        stream = engine.stream(PROMPT, max_tokens=200, owners={"menu.pdf"})
+        next(iter(stream))
+        stream.cancel()
+        engine.generate(PROMPT, max_tokens=1)
+        assert engine.memory.size == 0
+
+
+def test_what_is_not_wanted_is_not_kept(tmp_path: Path) -> None:
+    with DFlash(str(tiny.llama()), drafter="composed", store=tmp_path, memory_tokens=0) as engine:
+        assert engine.memory is None
+        engine.generate(PROMPT, max_tokens=5, owners={"x"})
+        assert engine.generate(PROMPT, max_tokens=5).stats.reused == 0
+    assert [path.name.split("-")[0] for path in tmp_path.iterdir()] == ["costs"]
+
+
+@pytest.mark.parametrize("drafter", ["none", "lookup", "composed"])
+def test_a_constraint_holds(drafter: str) -> None:
+    with DFlash(str(tiny.llama()), drafter=drafter) as engine:  # type: ignore[arg-type]
+        options = [engine.tokenizer.encode(text) for text in ("yes", "no")]
+        for temperature in (0.0, 2.0):
+            constraint = Choice(options, [tiny.END])
+            answer = engine.generate("Is it?", temperature=temperature, constraint=constraint)
+            assert answer.text in ("yes", "no")
+            assert answer.finish_reason == "stop"
+            assert answer.stats.kept["forced"] >= 2
+
+
+@pytest.mark.parametrize("width", [-1, 32])
+def test_widths_that_cannot_be_are_refused(width: int) -> None:
+    with pytest.raises(ValueError, match="width must be between 0 and 31"):
+        DFlash(str(tiny.llama()), drafter="composed", width=width)
