@@ -73,18 +73,19 @@ def load(options: Options) -> Parts:
     Raises NotEnoughMemoryError before anything is loaded, and the errors of targets and drafts.
     """
     machine = fit.Machine.here()
+    precision = fit.resolve_precision(options.target, options.precision, machine)
     need = fit.check(
         options.target,
         options.draft,
         context=options.context,
-        precision=options.precision,
+        precision=precision,
         kv_bits=options.kv_bits,
         draft_bits=options.draft_bits,
         machine=machine,
     )
     wired = fit.wire(machine, need)
     target = load_target(
-        options.target, options.target_name, options.precision, options.kv_bits, need.context
+        options.target, options.target_name, precision, options.kv_bits, need.context
     )
     store = options.store
     weights = hub.identity(options.target)
@@ -92,7 +93,7 @@ def load(options: Options) -> Parts:
         [
             weights,
             hub.identity(options.draft) if options.draft else None,
-            fit.resolve_precision(options.target, options.precision, machine),
+            precision,
             options.kv_bits,
             options.draft_bits,
         ]

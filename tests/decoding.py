@@ -12,6 +12,7 @@ from mlx_lm.generate import generate_step
 
 from dflash_engine.decode import Round, decode
 from dflash_engine.drafters import Drafter
+from dflash_engine.drafters.protocol import TokensOnly
 from dflash_engine.sampling import Draft, Sampler, Sampling
 from dflash_engine.targets import Target
 
@@ -61,7 +62,7 @@ def tokens_of(rounds: Sequence[Round]) -> list[int]:
 
 
 @dataclass
-class Scripted:
+class Scripted(TokensOnly):
     """Drafts what ``script`` says, which starts at the first token of the answer.
 
     ``prompt`` is the prompt's length; ``width`` the tokens drafted a round, or a function that
@@ -75,7 +76,6 @@ class Scripted:
     taps: tuple[int, ...] = ()
     name: str = "scripted"
     seen: list[mx.array] = field(default_factory=list)
-    state: list[mx.array] = field(default_factory=list)
 
     def begin(self, sampling: Sampling, seed: int | None) -> "Scripted":
         """The same object: for one request."""
@@ -85,15 +85,6 @@ class Scripted:
         """Keep the features."""
         assert self.taps, "an untapped drafter was given features"
         self.seen.append(features)
-
-    def judge(self, kept: int, tried: int) -> None:
-        pass
-
-    def snapshot(self) -> None:
-        pass
-
-    def restore(self, snapshot: None) -> None:
-        pass
 
     def propose(self, tokens: list[int], most: int, given: int = 0) -> Draft:
         """The script's next tokens."""

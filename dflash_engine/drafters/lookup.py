@@ -6,10 +6,8 @@ Answers over retrieved passages copy from them, and a copy can be read off. It c
 
 from dataclasses import dataclass, field
 
-import mlx.core as mx
-
 from ..sampling import Draft, Sampling
-from .protocol import Guess
+from .protocol import Guess, TokensOnly
 
 # That the next token is right after a match of 1, 2, ... tokens: where counting starts.
 CHANCES = (0.35, 0.5, 0.6, 0.7, 0.8, 0.85, 0.88, 0.9)
@@ -43,29 +41,12 @@ class Lookup:
 
 
 @dataclass
-class LookupProposer:
+class LookupProposer(TokensOnly):
     """The n-grams of one request's tokens, each with the place where it last went on."""
 
     drafter: Lookup
     _next: dict[tuple[int, ...], int] = field(default_factory=dict)
     _indexed: int = 0
-
-    def observe(self, features: mx.array) -> None:
-        """Never called: it reads tokens alone."""
-
-    @property
-    def state(self) -> list[mx.array]:
-        """Nothing that MLX computes."""
-        return []
-
-    def judge(self, kept: int, tried: int) -> None:
-        """Nothing: it does not learn."""
-
-    def snapshot(self) -> None:
-        """None: it reads tokens alone."""
-
-    def restore(self, snapshot: None) -> None:
-        """Nothing to go on from."""
 
     def propose(self, tokens: list[int], most: int, given: int = 0) -> Draft:
         """The tokens that followed the last tokens when they last occurred."""

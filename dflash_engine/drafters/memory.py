@@ -21,12 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import mlx.core as mx
 import numpy as np
 
 from ..sampling import Draft, Sampling
 from .chains import END, LENGTHS, Chains, Tokens
-from .protocol import Guess
+from .protocol import Guess, TokensOnly
 
 _LOG = logging.getLogger(__name__)
 
@@ -278,19 +277,11 @@ class Memory:
         self._texts += texts
 
 
-class MemoryProposer:
+class MemoryProposer(TokensOnly):
     """A request's view of the memory; it has no state of its own."""
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
-
-    def observe(self, features: mx.array) -> None:
-        """Never called: it reads tokens alone."""
-
-    @property
-    def state(self) -> list[mx.array]:
-        """Nothing that MLX computes."""
-        return []
 
     def guess(self, tokens: list[int], most: int) -> Guess | None:
         """The memory's."""
@@ -300,15 +291,6 @@ class MemoryProposer:
         """The tokens of the memory's guess."""
         guess = self._memory.guess(tokens, most)
         return Draft(guess.tokens) if guess else Draft()
-
-    def judge(self, kept: int, tried: int) -> None:
-        """Nothing: the memory counts answers, not rounds."""
-
-    def snapshot(self) -> None:
-        """Nothing to keep."""
-
-    def restore(self, snapshot: object) -> None:
-        """Nothing to restore."""
 
 
 def _most_frequent(rows: list[list[int]], votes: list[float], match: int) -> Guess | None:

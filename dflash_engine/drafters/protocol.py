@@ -60,6 +60,27 @@ class Proposer(Protocol):
         ...
 
 
+class TokensOnly:
+    """What a proposer need not know if it reads tokens alone and does not learn."""
+
+    def observe(self, features: mx.array) -> None:
+        """Never called: it has no taps."""
+
+    def judge(self, kept: int, tried: int) -> None:
+        """Nothing to learn."""
+
+    def snapshot(self) -> None:
+        """None: it needs nothing to go on from."""
+
+    def restore(self, snapshot: None) -> None:
+        """Nothing to go on from."""
+
+    @property
+    def state(self) -> list[mx.array]:
+        """Nothing that MLX computes."""
+        return []
+
+
 class Drafter(Protocol):
     """Makes a proposer for each request."""
 

@@ -12,6 +12,7 @@ from ..errors import UnsupportedDraftError
 from ..fit import Precision
 from ..sampling import Distribution, Draft, Sampling, first_choices
 from ..targets import Target, load
+from .protocol import TokensOnly
 
 CANDIDATES = 64  # of the draft's tokens that one is drawn from above temperature 0
 PREFILL_STEP = 512
@@ -56,7 +57,7 @@ class Small:
         return SmallProposer(self, sampling, seed)
 
 
-class SmallProposer:
+class SmallProposer(TokensOnly):
     """One request's draft cache, and the tokens in it."""
 
     def __init__(self, drafter: Small, sampling: Sampling, seed: int | None) -> None:
@@ -67,23 +68,6 @@ class SmallProposer:
         self._cache = drafter.model.make_cache()
         self._read: list[int] = []
         self._sure = 0  # of those read, known to be the target's
-
-    @property
-    def state(self) -> list[mx.array]:
-        """Nothing: the prompt is read at the first proposal."""
-        return []
-
-    def observe(self, features: mx.array) -> None:
-        """Nothing: the target is not tapped."""
-
-    def judge(self, kept: int, tried: int) -> None:
-        """Nothing: it does not learn."""
-
-    def snapshot(self) -> None:
-        """None: it reads tokens alone."""
-
-    def restore(self, snapshot: None) -> None:
-        """Nothing to go on from."""
 
     def propose(self, tokens: list[int], most: int, given: int = 0) -> Draft:
         """Read what is new in ``tokens``, then write; nothing where the draft's context ends."""

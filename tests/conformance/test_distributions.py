@@ -24,6 +24,7 @@ from scipy import stats
 from dflash_engine.drafters import Drafter
 from dflash_engine.drafters.block import Block
 from dflash_engine.drafters.lookup import Lookup
+from dflash_engine.drafters.protocol import TokensOnly
 from dflash_engine.drafters.small import Small
 from dflash_engine.sampling import Distribution, Draft, Sampling
 from dflash_engine.targets import load
@@ -71,7 +72,7 @@ class Table:
         return mx.array(TARGET[before, last][None]), None
 
 
-class Drawing:
+class Drawing(TokensOnly):
     """Drafts tokens from the draft table: from all of them, or from the likeliest two."""
 
     name, taps, state = "drawing", (), ()
@@ -90,15 +91,6 @@ class Drawing:
         weights = np.exp(logits[tokens].astype(np.float64))
         return Distribution(tokens, weights / weights.sum())
 
-    def judge(self, kept: int, tried: int) -> None:
-        pass
-
-    def snapshot(self) -> None:
-        pass
-
-    def restore(self, snapshot: None) -> None:
-        pass
-
     def propose(self, tokens: list[int], most: int, given: int = 0) -> Draft:
         drafted, distributions = list(tokens[-2:]), []
         for _ in range(min(2, most)):
@@ -109,15 +101,6 @@ class Drawing:
 
 class Certain(Drawing):
     """Drafts the first choices of the draft table."""
-
-    def judge(self, kept: int, tried: int) -> None:
-        pass
-
-    def snapshot(self) -> None:
-        pass
-
-    def restore(self, snapshot: None) -> None:
-        pass
 
     def propose(self, tokens: list[int], most: int, given: int = 0) -> Draft:
         drafted = list(tokens[-2:])

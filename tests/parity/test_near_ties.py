@@ -9,6 +9,7 @@ import tiny
 from mlx_lm.generate import generate_step
 
 from dflash_engine.decode import Round, decode
+from dflash_engine.drafters.protocol import TokensOnly
 from dflash_engine.sampling import Draft, Sampler, Sampling
 from dflash_engine.targets import Target, load
 
@@ -20,7 +21,7 @@ TARGETS = {
 
 
 @dataclass
-class Script:
+class Script(TokensOnly):
     """Drafts the target's own answer, every third token wrong, and checks what it observes."""
 
     prompt: int
@@ -35,24 +36,11 @@ class Script:
     def observe(self, features: mx.array) -> None:
         self.observed += features.shape[1]
 
-    def judge(self, kept: int, tried: int) -> None:
-        pass
-
-    def snapshot(self) -> None:
-        pass
-
-    def restore(self, snapshot: None) -> None:
-        pass
-
     def propose(self, tokens: list[int], most: int, given: int = 0) -> Draft:
         assert self.observed == len(tokens) - 1, "each position but the anchor's, once"
         done = len(tokens) - self.prompt
         script = [t if i % 3 else (t + 1) % 256 for i, t in enumerate(self.answer)]
         return Draft(script[done : done + min(5, most)])
-
-    @property
-    def state(self) -> list[mx.array]:
-        return []
 
 
 def answer(target: Target, prompt: list[int], strict: bool) -> tuple[list[int], list[Round]]:
