@@ -169,6 +169,8 @@ class DFlash:
             raise ValueError(f"drafter {drafter!r} has no use for a draft_model: leave one out")
         if width is not None and not 0 <= width <= LONGEST:
             raise ValueError(f"width must be between 0 and {LONGEST}, not {width}")
+        if width is not None and drafter != "composed":
+            raise ValueError(f"width is for drafter 'composed', not {drafter!r}")
         self.target_name = hub.short_name(target_model)
         self.draft_name = hub.short_name(draft_model) if draft_model else None
         self.drafter_name = drafter

@@ -94,6 +94,11 @@ def test_a_constraint_holds(drafter: str) -> None:
             assert answer.stats.kept["forced"] >= 2
 
 
+def test_a_width_is_not_taken_and_then_ignored() -> None:
+    with pytest.raises(ValueError, match="width is for drafter 'composed', not 'lookup'"):
+        DFlash(str(tiny.llama()), width=4)
+
+
 @pytest.mark.parametrize("width", [-1, 32])
 def test_widths_that_cannot_be_are_refused(width: int) -> None:
     with pytest.raises(ValueError, match="width must be between 0 and 31"):
