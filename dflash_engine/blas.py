@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ENVIRONMENT = "DFLASH_RAG_BLAS"
+THREADING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")  # how OpenMP's threads wait for one another
 
 
 @dataclass(frozen=True)
@@ -22,12 +23,13 @@ class Blas:
     """Which BLAS MLX uses in this process.
 
     ``name`` is for people; ``fast`` is False when MLX runs on the reference BLAS; ``problem`` says
-    what to do about it, or is empty.
+    what to do about it, or is empty. ``libraries``: what was loaded, in order.
     """
 
     name: str
     fast: bool
     problem: str = ""
+    libraries: tuple[str, ...] = ()
 
 
 _loaded: Blas | None = None
@@ -59,15 +61,20 @@ def _load() -> Blas:
         )
     if wanted:
         if _open(Path(wanted)):
-            return Blas(wanted, fast=True)
+            return Blas(wanted, fast=True, libraries=(wanted,))
         return Blas(
             "reference (MLX's own)",
             fast=False,
             problem=f"{ENVIRONMENT}={wanted} could not be loaded as a shared library",
         )
+    # Threads that wait for one another by spinning take the cores from those they wait for as soon
+    # as another program runs too: a forward then takes a hundred times longer. OpenMP reads this
+    # when it is loaded.
+    if not any(name in os.environ for name in THREADING):
+        os.environ["OMP_WAIT_POLICY"] = "passive"
     for name, libraries in _candidates():
         if all(_open(library) for library in libraries):
-            return Blas(name, fast=True)
+            return Blas(name, fast=True, libraries=tuple(map(str, libraries)))
     return Blas(
         "reference (MLX's own)",
         fast=False,

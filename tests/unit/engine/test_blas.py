@@ -1,6 +1,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -10,9 +11,10 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere MLX brings
 
 
 def python(code: str, **environment: str) -> str:
+    clean = {name: value for name, value in os.environ.items() if name not in blas.THREADING}
     done = subprocess.run(
         [sys.executable, "-c", code],
-        env={**os.environ, blas.ENVIRONMENT: "", **environment},
+        env={**clean, blas.ENVIRONMENT: "", **environment},
         capture_output=True,
         text=True,
         check=True,
@@ -29,6 +31,24 @@ def test_matrix_products_are_many_times_faster() -> None:
     slow, was_slow = python(MEASURE, **{blas.ENVIRONMENT: "none"}).split()
     assert (was_fast, was_slow) == ("True", "False")
     assert float(fast) > 3 * float(slow)
+
+
+@linux
+def test_says_which_libraries_it_loaded() -> None:
+    code = "from dflash_engine import blas; print(*blas.load().libraries, sep='\\n')"
+    found = python(code).splitlines()
+    assert found
+    assert python(code, **{blas.ENVIRONMENT: "none"}) == ""
+    if Path(found[-1]).is_absolute():
+        assert python(code, **{blas.ENVIRONMENT: found[-1]}) == found[-1]
+
+
+@linux
+def test_threads_do_not_spin_while_they_wait_unless_they_are_told_to() -> None:
+    code = "import os, dflash_engine; print(os.environ.get('OMP_WAIT_POLICY'))"
+    assert python(code) == "passive"
+    assert python(code, OMP_WAIT_POLICY="active") == "active"
+    assert python(code, GOMP_SPINCOUNT="100") == "None"
 
 
 @linux
