@@ -11,10 +11,12 @@ from httpx_sse import connect_sse
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
+from dflash_engine import parts
 from ingest import Home, IngestEvent, Owner
 
 from .errors import ServerFailedError
-from .service import open_embedder, open_index
+from .service import gone, open_embedder, open_index, store
+from .service import ingest as work
 from .settings import Settings
 
 FAILED = 1  # exit status: some file was not ingested
@@ -47,7 +49,12 @@ def ingest(
     with home.lock():
         embedder = open_embedder(settings)
         with open_index(settings, home, embedder, rebuild=rebuild) as index:
-            return index.ingest(paths, on_event, rebuild).to_dict()
+            kept = store(settings)
+
+            def forget() -> None:
+                parts.forget(kept, lambda ids: gone(index, ids))
+
+            return work(index, paths, on_event, forget, rebuild).to_dict()
 
 
 def _hand_over(

@@ -3,12 +3,17 @@
 import logging
 import sqlite3
 import threading
+from collections.abc import Callable, Iterable
+from collections.abc import Set as AbstractSet
+from contextlib import suppress
+from os import PathLike
 from pathlib import Path
 from typing import Literal
 
 from dflash_engine import DFlash, hub
+from dflash_engine.errors import EngineClosedError
 from dflash_engine.integrations.llama_index import DFlashLLM
-from ingest import Embedder, Home, Index, UnusableModel
+from ingest import Embedder, Home, Index, IngestEvent, IngestSummary, UnusableModel
 from ingest.embed import MODELS, EmbeddingModel
 
 from .errors import LibraryUnusableError, NotReadyError
@@ -16,6 +21,7 @@ from .rag.answer import Answerer
 from .settings import Settings
 
 log = logging.getLogger(__name__)
+MB = 1024 * 1024
 
 
 class Service:
@@ -66,6 +72,8 @@ class Service:
             embedder.embed_queries([""])  # or the first question would wait for its weights
             self._engine = open_engine(self.settings)
             llm = DFlashLLM(self._engine)
+            if self._gone(self._engine):
+                self._forget_gone()
             self._answerer = Answerer(self._index, embedder, llm, self.settings)
             self.state = "ready"
         except Exception as error:  # noqa: BLE001 - told by /health, whatever it is
@@ -75,6 +83,25 @@ class Service:
         finally:
             self._indexed.set()
             self._loaded.set()
+
+    def ingest(
+        self,
+        paths: Iterable[str],
+        on_event: Callable[[IngestEvent], None] | None = None,
+        rebuild: bool = False,
+        should_stop: Callable[[], bool] | None = None,
+    ) -> IngestSummary:
+        """:meth:`ingest.Index.ingest`, after which the engine forgets what has gone."""
+        return ingest(self.index, paths, on_event, self._forget_gone, rebuild, should_stop)
+
+    def _forget_gone(self) -> None:
+        engine = self._engine
+        with suppress(EngineClosedError):  # then the next start does it
+            if engine is not None:
+                engine.forget(self._gone(engine))
+
+    def _gone(self, engine: DFlash) -> set[str]:
+        return gone(self.index, engine.memory.owners if engine.memory else set())
 
     def stop_answering(self) -> None:
         """End answers under way with EngineClosedError, and begin no more."""
@@ -112,7 +139,45 @@ def open_engine(settings: Settings) -> DFlash:
         strict=settings.strict,
         template_args={"enable_thinking": settings.thinking},
         max_waiting=settings.max_waiting,
+        store=store(settings),
+        prefix_bytes=settings.prefix_mb * MB,
+        prefix_disk_bytes=settings.prefix_disk_mb * MB,
+        memory_tokens=settings.memory_tokens,
     )
+
+
+def store(settings: Settings) -> Path:
+    """The folder of what the engine keeps."""
+    return settings.home / "engine"
+
+
+def ingest(
+    index: Index,
+    paths: Iterable[str | PathLike[str]],
+    on_event: Callable[[IngestEvent], None] | None,
+    forget: Callable[[], None],
+    rebuild: bool = False,
+    should_stop: Callable[[], bool] | None = None,
+) -> IngestSummary:
+    """:meth:`ingest.Index.ingest`, and ``forget`` after it if any document changed or went."""
+    changed = False
+
+    def note(event: IngestEvent) -> None:
+        nonlocal changed
+        changed = changed or event.kind in ("done", "removed")
+        if on_event:
+            on_event(event)
+
+    try:
+        return index.ingest(paths, note, rebuild, should_stop)
+    finally:
+        if changed:
+            forget()
+
+
+def gone(index: Index, ids: AbstractSet[str]) -> set[str]:
+    """Those of some passages that the index has no more; an id names its file's content too."""
+    return set(ids) - {passage.id for passage in index.passages(sorted(ids))}
 
 
 def open_embedder(settings: Settings) -> Embedder:
@@ -131,7 +196,7 @@ def open_index(
             embedder,
             settings.data.resolve(),
             rebuild=rebuild,
-            max_bytes=settings.max_file_mb * 1024 * 1024,
+            max_bytes=settings.max_file_mb * MB,
         )
     except sqlite3.DatabaseError as error:
         raise LibraryUnusableError(

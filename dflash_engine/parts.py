@@ -4,6 +4,8 @@ is kept between requests.
 
 import json
 import logging
+import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -25,6 +27,7 @@ from .width import load_or_measure
 
 DrafterName = Literal["none", "lookup", "block", "small", "composed"]
 _LOG = logging.getLogger(__name__)
+_MEMORY, _PREFIXES = "memory.bin", "prefixes"  # in an engine's store
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,7 @@ class Parts:
     def close(self) -> None:
         """Keep what is to be kept on disk, and give memory back."""
         if self.memory:
-            self.memory.save()
+            self.memory.close()
         if self.prefixes:
             self.prefixes.close()
         fit.unwire(self.wired)
@@ -100,18 +103,28 @@ def load(options: Options) -> Parts:
     )
     memory = None
     if options.drafter == "composed" and options.memory_tokens:
-        path = store / "memory.bin" if store else None
-        memory = Memory(path, key=weights, most_tokens=options.memory_tokens)
+        memory = Memory(store and store / _MEMORY, key=weights, most_tokens=options.memory_tokens)
     drafter = _drafter(options, target, memory, identity)
     prefixes = None
     if options.prefix_bytes:
         prefixes = Prefixes(
             json.dumps([identity, *map(version, ("mlx", "mlx-lm", "dflash-rag"))]),
             memory_bytes=options.prefix_bytes,
-            folder=store / "prefixes" if store else None,
+            folder=store and store / _PREFIXES,
             disk_bytes=options.prefix_disk_bytes,
         )
     return Parts(target, drafter, memory, prefixes, wired)
+
+
+def forget(store: Path, gone: Callable[[set[str]], set[str]]) -> None:
+    """What :meth:`dflash_engine.DFlash.forget` does, in the store of an engine that is not running.
+
+    ``gone`` is given the documents that something is remembered of, and returns those to forget.
+    """
+    memory = Memory(store / _MEMORY, key=None)
+    memory.forget(*gone(memory.owners))
+    memory.close()
+    shutil.rmtree(store / _PREFIXES, ignore_errors=True)
 
 
 def _drafter(

@@ -13,10 +13,9 @@ import platform
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from importlib.metadata import version
 from pathlib import Path
-from statistics import median
 
 import mlx.core as mx
 
@@ -25,22 +24,33 @@ from .sampling import Sampling
 from .targets import Target
 
 _LOG = logging.getLogger(__name__)
-_FORMAT = 1  # of a cost file
+_FORMAT = 2  # of a cost file
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # measured; between them costs are interpolated
-_CONTEXT = 192  # tokens read before, so that attention has something to look at
+FAR_ROWS = (1, 4, 16, 32)  # measured again behind a longer context
+NEAR, FAR = 128, 512  # tokens read before: what attention costs grows with them
 _REPEATS = 3
+_SECONDS = 4.0  # after which no width is measured again
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds of a target forward by its rows, and of a draft by its tokens: measured points."""
+    """Seconds of a target forward by its rows, and of a draft by its tokens: measured points.
+
+    ``rows`` were measured behind ``NEAR`` tokens, ``far`` behind ``FAR``; without those, the
+    context costs nothing.
+    """
 
     rows: tuple[tuple[int, float], ...]
     drafts: tuple[tuple[int, float], ...] = ()
+    far: tuple[tuple[int, float], ...] = ()
 
-    def forward(self, rows: int) -> float:
-        """Seconds of a target forward of ``rows``."""
-        return _between(self.rows, rows)
+    def forward(self, rows: int, context: int = NEAR) -> float:
+        """Seconds of a target forward of ``rows`` behind ``context`` tokens."""
+        near = _between(self.rows, rows)
+        if not self.far or context <= NEAR:
+            return near
+        more = max(_between(self.far, rows) - near, 0.0)
+        return near + more * (context - NEAR) / (FAR - NEAR)
 
     def draft(self, tokens: int) -> float:
         """Seconds in which the draft model proposes ``tokens``."""
@@ -60,13 +70,21 @@ def _between(points: Sequence[tuple[int, float]], x: int) -> float:
 def measure(target: Target, drafter: Drafter | None) -> Costs:
     """Time forwards of ``target`` at several widths, and proposals of ``drafter``, a draft model.
 
-    Takes some 30 forwards. Widths that the context does not hold are left out.
+    Takes some 50 forwards, and ``FAR`` tokens are read. A target whose context is too short for
+    that is measured behind ``NEAR`` tokens, or half its context, alone.
     """
-    tokens = [(31 * i + 7) % target.vocab_size for i in range(_CONTEXT + max(ROWS))]
-    read = min(_CONTEXT, target.context // 2)
+    tokens = [(31 * i + 7) % target.vocab_size for i in range(FAR + max(ROWS))]
     cache = target.make_cache()
-    logits, features = target.forward(tokens[:read], cache, undoable=False)
-    mx.eval(logits, cache.state)
+    proposer = drafter.begin(Sampling(), None) if drafter else None
+    read = 0
+
+    def read_to(end: int) -> None:
+        nonlocal read
+        logits, features = target.forward(tokens[read:end], cache, undoable=False)
+        if proposer and features is not None:
+            proposer.observe(features)
+        mx.eval(logits, cache.state, proposer.state if proposer else [])
+        read = end
 
     def verify(rows: int) -> None:
         logits, _ = target.forward(tokens[read : read + rows], cache)
@@ -74,38 +92,43 @@ def measure(target: Target, drafter: Drafter | None) -> Costs:
         cache.roll_back(rows)
         mx.eval(cache.state)
 
-    def seconds(run: Callable[[], object]) -> float:
-        taken = []
-        for _ in range(_REPEATS):
-            started = time.perf_counter()
-            run()
-            taken.append(time.perf_counter() - started)
-        return median(taken)
+    read_to(min(NEAR, target.context // 2))
+    rows = _timed(verify, ROWS)
+    drafts: tuple[tuple[int, float], ...] = ()
+    if proposer:
+        known = tokens[: read + 1]
+        most = len(proposer.propose(known, max(ROWS)).tokens)
+        counts = sorted({1, (most + 1) // 2, most} - {0})
+        drafts = _timed(lambda n: proposer.propose(known, n), counts)
+    far: tuple[tuple[int, float], ...] = ()
+    if target.context >= len(tokens):
+        read_to(FAR)
+        far = _timed(verify, FAR_ROWS)
+    return Costs(rows, drafts, far)
 
-    verify(max(ROWS))  # warm
-    # A wider forward does not cost less: what says so is noise.
-    rows = _rising([(n, seconds(lambda n=n: verify(n))) for n in ROWS])  # type: ignore[misc]
-    if drafter is None:
-        return Costs(rows)
-    proposer = drafter.begin(Sampling(), None)
-    if features is not None:
-        proposer.observe(features)
-    most = len(proposer.propose(tokens[: read + 1], max(ROWS)).tokens)
-    counts = sorted({1, (most + 1) // 2, most} - {0})
-    drafts = [
-        (n, seconds(lambda n=n: proposer.propose(tokens[: read + 1], n)))  # type: ignore[misc]
-        for n in counts
-    ]
-    return Costs(rows, _rising(drafts))
+
+def _timed(run: Callable[[int], object], sizes: Sequence[int]) -> tuple[tuple[int, float], ...]:
+    # In turn, so that what else the machine does slows all sizes alike.
+    run(max(sizes))  # warm
+    taken: dict[int, list[float]] = {n: [] for n in sizes}
+    for _ in range(_REPEATS):
+        for n in sizes:
+            if taken[n] and sum(map(sum, taken.values())) > _SECONDS:
+                break
+            started = time.perf_counter()
+            run(n)
+            taken[n].append(time.perf_counter() - started)
+    return _rising([(n, min(times)) for n, times in taken.items()])
 
 
 def _rising(points: Sequence[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
-    highest = 0.0
+    # A smaller one does not cost more: what says so is noise, which only ever adds.
+    lowest = float("inf")
     risen = []
-    for x, y in points:
-        highest = max(highest, y)
-        risen.append((x, highest))
-    return tuple(risen)
+    for x, y in reversed(points):
+        lowest = min(lowest, y)
+        risen.append((x, lowest))
+    return tuple(reversed(risen))
 
 
 def load_or_measure(
@@ -126,9 +149,7 @@ def load_or_measure(
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             written = path.with_suffix(f".{os.getpid()}")
-            written.write_text(
-                json.dumps({"key": key, "rows": costs.rows, "drafts": costs.drafts}, indent=1)
-            )
+            written.write_text(json.dumps({"key": key, **asdict(costs)}, indent=1))
             written.replace(path)
         except OSError as error:
             _LOG.warning("costs of %s are not kept: %s", identity, error)
@@ -138,17 +159,62 @@ def load_or_measure(
 def _read(path: Path, key: list[object]) -> Costs | None:
     try:
         raw = json.loads(path.read_text())
-        rows, drafts = ([(int(x), float(y)) for x, y in raw[part]] for part in ("rows", "drafts"))
+        costs = Costs(
+            **{
+                part.name: tuple((int(x), float(y)) for x, y in raw[part.name])
+                for part in fields(Costs)
+            }
+        )
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    good = raw.get("key") == key and [x for x, _ in rows] == list(ROWS)
-    good = good and all(0 < y < 3600 for _, y in (*rows, *drafts)) and rows == sorted(rows)
-    return Costs(tuple(rows), tuple(drafts)) if good else None
+    good = raw.get("key") == key and [x for x, _ in costs.rows] == list(ROWS)
+    good = good and [x for x, _ in costs.far] in ([], list(FAR_ROWS))
+    seconds = [y for _, y in (*costs.rows, *costs.drafts, *costs.far)]
+    return costs if good and all(0 < y < 3600 for y in seconds) else None
 
 
 def _machine() -> str:
     threads = os.environ.get("OMP_NUM_THREADS", "")
     return f"{platform.machine()} {platform.processor()} {os.cpu_count()} {threads}"
+
+
+class Pace:
+    """Measured ``costs``, corrected by what rounds take: the machine may have been busy when it was
+    measured, or be busy now, which need not slow all widths alike.
+    """
+
+    PRIOR = 1.0  # rounds of a width that all rounds together count for
+    LATELY = 16.0  # rounds of a width that are remembered
+    OUTLIER = 2.0  # a round counts as at most so many times what was expected
+
+    def __init__(self, costs: Costs) -> None:
+        self._costs = costs
+        self._all: float | None = None
+        self._widths: dict[int, tuple[float, float]] = {}  # the factor, and its rounds
+
+    def forward(self, rows: int, context: int) -> float:
+        """Seconds of a target forward of ``rows`` behind ``context`` tokens, as they are now."""
+        return self._costs.forward(rows, context) * self._factor(rows)
+
+    def learn(self, rows: int, context: int, seconds: float) -> None:
+        """A forward took ``seconds``; 0 if the clock could not tell."""
+        if seconds <= 0:
+            return
+        ratio = seconds / self._costs.forward(rows, context)
+        if self._all is None:
+            self._all = ratio
+        known = self._factor(rows)
+        ratio = min(max(ratio, known / self.OUTLIER), known * self.OUTLIER)
+        self._all += (ratio - self._all) / self.LATELY
+        factor, count = self._widths.get(rows.bit_length(), (0.0, 0.0))
+        count = min(count, self.LATELY - 1)
+        self._widths[rows.bit_length()] = ((factor * count + ratio) / (count + 1), count + 1)
+
+    def _factor(self, rows: int) -> float:
+        # Widths are told apart by powers of two.
+        factor, count = self._widths.get(rows.bit_length(), (0.0, 0.0))
+        every = 1.0 if self._all is None else self._all
+        return (factor * count + every * self.PRIOR) / (count + self.PRIOR)
 
 
 @dataclass

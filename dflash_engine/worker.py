@@ -140,13 +140,19 @@ class Worker:
         """How many requests wait for their turn."""
         return len(self._waiting)
 
-    def submit(self, work: Callable[[], Iterator[T]]) -> Stream[T]:
-        """Queue ``work``; what it yields comes out of the stream."""
+    def submit(self, work: Callable[[], Iterator[T]], *, urgent: bool = False) -> Stream[T]:
+        """Queue ``work``; what it yields comes out of the stream. ``urgent`` goes before those that
+        wait, however many they are.
+        """
         stream: Stream[T] = Stream()
         with self._changed:
             if self._closed:
                 raise EngineClosedError("the engine is closed: make a new one")
             self._waiting = deque(pair for pair in self._waiting if _wanted(pair[1]))
+            if urgent:
+                self._waiting.appendleft((work, weakref.ref(stream)))
+                self._changed.notify()
+                return stream
             if len(self._waiting) >= self._max_waiting:
                 raise EngineBusyError(
                     f"{len(self._waiting)} requests are waiting already: try again shortly"

@@ -40,7 +40,7 @@ async def ingest(asked: IngestRequest, service: CurrentService) -> AsyncIterator
 
     def work() -> None:
         try:
-            tell(service.index.ingest(asked.paths, tell, asked.rebuild, left.is_set))
+            tell(service.ingest(asked.paths, tell, asked.rebuild, left.is_set))
         except Exception as error:  # noqa: BLE001 - told to the one who asked
             tell(error)
 

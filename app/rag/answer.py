@@ -64,6 +64,8 @@ class EngineFacts(BaseModel):
     tokens_per_second: float
     tokens_per_round: float
     rounds: int
+    kept: dict[str, int] = Field(description="Tokens by the drafter that proposed them.")
+    reused: int = Field(description="Prompt tokens that were known from earlier prompts.")
 
 
 class Timings(BaseModel):
@@ -164,11 +166,14 @@ class Answerer:
         earlier: tuple[Turn, ...],
     ) -> AsyncGenerator[ChatResponse, None]:
         quoted = [quote.sentence for quote in sources.quotes]
+        # What is said later in a conversation may be of one customer alone: it is not remembered.
+        owners = None if earlier else {passage.id for passage in passages}
         temperature = asked.temperature
         responses = await self._llm.astream_chat(
             prompt.messages(asked.question, passages, quoted, earlier),
             max_tokens=asked.max_tokens or self._settings.max_tokens,
             temperature=self._settings.temperature if temperature is None else temperature,
+            owners=owners,
         )
         return cast(AsyncGenerator[ChatResponse, None], responses)
 

@@ -5,14 +5,15 @@ ones), what the draft model proposes, or a guess and behind it what the model ma
 what brings most tokens a second by :mod:`dflash_engine.width`, which may be nothing.
 """
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import mlx.core as mx
 
 from ..sampling import Draft, Sampling
-from ..width import Costs, Kept, best
+from ..width import Costs, Kept, Pace, best
 from .protocol import Drafter, Guess, Proposer
 
 LONGEST = 31  # tokens of a guess: as many rows as costs are measured for, less the anchor's
@@ -58,7 +59,7 @@ class Compose:
     """``guessers`` and perhaps a ``model``, which proposes at most ``model.most`` tokens.
 
     ``width`` takes that many tokens each round, from the longest match or else the model, instead
-    of what pays.
+    of what pays. ``clock`` tells the seconds that rounds take.
     """
 
     def __init__(
@@ -69,15 +70,18 @@ class Compose:
         *,
         name: str = "composed",
         width: int | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.guessers = tuple(guessers)
         self.model = model
         self.costs = costs
         self.name = name
         self.width = width
+        self.clock = clock
         self.taps = model.taps if model else ()
         self.most = LONGEST
         self.kept = Kept()
+        self.pace = Pace(costs)
 
     def begin(self, sampling: Sampling, seed: int | None) -> "ComposedProposer":
         """Start on a new request; what was kept in earlier ones is remembered."""
@@ -90,8 +94,12 @@ class ComposedProposer:
     def __init__(self, drafter: Compose, sampling: Sampling, seed: int | None) -> None:
         self._drafter = drafter
         self._guessers = [(g.name, g.begin(sampling, seed)) for g in drafter.guessers]
-        self._model = drafter.model.begin(sampling, seed) if drafter.model else None
+        # With a seed the model's tokens are not drawn: how many come at a time depends on the
+        # machine, and what is drawn would make the answer depend on it too.
+        drawn = sampling if seed is None else Sampling()
+        self._model = drafter.model.begin(drawn, seed) if drafter.model else None
         self._plan = _Plan(0.0)
+        self._given, self._context, self._asked = 0, 0, 0.0
 
     def observe(self, features: mx.array) -> None:
         """For the draft model."""
@@ -117,7 +125,12 @@ class ComposedProposer:
         found = [(name, p.guess(tokens, min(most, LONGEST))) for name, p in self._guessers]
         guesses = [(name, guess) for name, guess in found if guess is not None and guess.tokens]
         self._drafter.kept.next_round()
-        self._plan = plan = self._choose(guesses, most)
+        self._plan = plan = self._choose(guesses, most, len(tokens))
+        draft = self._draft(plan, tokens, given)
+        self._given, self._context, self._asked = given, len(tokens), self._drafter.clock()
+        return draft
+
+    def _draft(self, plan: _Plan, tokens: list[int], given: int) -> Draft:
         copied = plan.guess.tokens[: plan.copied] if plan.guess else []
         if not plan.modelled or self._model is None or self._drafter.model is None:
             return Draft(copied, origins=plan.origin[:1] * len(copied))
@@ -127,7 +140,9 @@ class ComposedProposer:
         return named.behind(copied, str(plan.origin[0])) if copied else named
 
     def judge(self, kept: int, tried: int) -> None:
-        """Learn how many of the tokens proposed last were kept."""
+        """Learn how many of the tokens proposed last were kept, and what the round took."""
+        seconds = self._drafter.clock() - self._asked
+        self._drafter.pace.learn(1 + self._given + tried, self._context, seconds)
         plan, counts = self._plan, self._drafter.kept
         if copied := min(plan.copied, tried):
             counts.learn(plan.origin, copied, min(kept, copied))
@@ -135,34 +150,36 @@ class ComposedProposer:
             origin = (self._drafter.model.name, bool(plan.copied))
             counts.learn(origin, tried - plan.copied, kept - plan.copied)
 
-    def _choose(self, guesses: list[tuple[str, Guess]], most: int) -> _Plan:
+    def _choose(self, guesses: list[tuple[str, Guess]], most: int, context: int) -> _Plan:
         room = min(most, self._drafter.model.most) if self._drafter.model else 0
         if self._drafter.width is not None:
             return self._fixed(guesses, min(most, self._drafter.width), room)
         costs, counts = self._drafter.costs, self._drafter.kept
-        plans = [_Plan(1 / costs.forward(1))]
+        pace = self._drafter.pace
+        forwards = [pace.forward(1 + n, context) for n in range(min(most, LONGEST) + 1)]
+        plans = [_Plan(1 / forwards[0])]
         if room:
             width, rate = best(
                 self._model_chances(room, behind=False),
-                lambda n: costs.forward(1 + n) + (costs.draft(n) if n else 0.0),
+                lambda n: forwards[n] + (costs.draft(n) if n else 0.0),
             )
             plans.append(_Plan(rate, modelled=width))
         for name, guess in guesses:
             origin = (name, min(guess.match, 8))
             chances = counts.expect(origin, guess.chances)
-            width, rate = best(chances, lambda n: costs.forward(1 + n))
+            width, rate = best(chances, lambda n: forwards[n])
             plans.append(_Plan(rate, origin, guess, width))
             if room:
-                plans += self._behind(origin, guess, chances, most)
+                plans += self._behind(origin, guess, chances, forwards)
         return max(plans, key=lambda plan: plan.rate)
 
     def _behind(
-        self, origin: tuple[Any, ...], guess: Guess, chances: list[float], most: int
+        self, origin: tuple[Any, ...], guess: Guess, chances: list[float], forwards: list[float]
     ) -> list[_Plan]:
         # The whole guess, and the model behind it.
         assert self._drafter.model is not None
         copied = len(guess.tokens)
-        room = min(most, self._drafter.model.most) - copied
+        room = min(len(forwards) - 1, self._drafter.model.most) - copied
         expected = right = 1.0
         for chance in chances:
             right *= chance
@@ -174,7 +191,7 @@ class ComposedProposer:
         for n, chance in enumerate(self._model_chances(room, behind=True), 1):
             right *= chance
             expected += right
-            rate = expected / (costs.forward(1 + copied + n) + costs.draft(copied + n))
+            rate = expected / (forwards[copied + n] + costs.draft(copied + n))
             plans.append(_Plan(rate, origin, guess, copied, n))
         return plans
 

@@ -5,29 +5,24 @@ occur in an earlier answer or in a passage, what followed there is proposed, as 
 make it likely (SuffixDecoding, Oliaro et al., arXiv 2411.04975). It costs no model call, and only
 proposes: no token of an answer depends on it.
 
-The texts are indexed by :mod:`dflash_engine.drafters.chains`.
+The texts are indexed by :mod:`dflash_engine.drafters.chains`, and kept on disk by
+:mod:`dflash_engine.drafters.memory_file`.
 """
 
 import hashlib
-import json
-import logging
-import os
-import sys
 import threading
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
 
 import numpy as np
 
 from ..sampling import Draft, Sampling
 from .chains import END, LENGTHS, Chains, Tokens
+from .memory_file import SAVE_SECONDS, Content, Kind, MemoryFile, Text
 from .protocol import Guess, TokensOnly
-
-_LOG = logging.getLogger(__name__)
 
 WIDEST = 32  # tokens of a guess
 LONGEST = 24  # tokens of a match; texts that agree in more count alike
@@ -38,22 +33,12 @@ DOUBT = 2.0
 VOTES = {"answer": 1.0, "passage": 0.5}
 PASSAGES = 0.75  # of the memory at most; the rest is for answers
 _SPARE = 1 / 16  # of the memory is freed at once, as freeing means to enter the rest anew
-_MAGIC = b"dflash-rag memory 1\n"  # the number is the format's
-
-Kind = Literal["answer", "passage"]
 
 
 @dataclass(slots=True)
-class _Text:
-    """A text in the row: ``size`` tokens with its end, from ``start``."""
-
-    kind: Kind
-    owners: tuple[str, ...]  # documents, ascending
-    size: int
-    count: int = 1  # times it was given
-    used: int = 0  # when it was given last
+class _Text(Text):
     digest: bytes = b""  # of its tokens
-    start: int = 0
+    start: int = 0  # in the row
 
     @property
     def identity(self) -> "_Identity":
@@ -66,25 +51,30 @@ _Identity = tuple[Kind, tuple[str, ...], bytes]
 class Memory:
     """Remembers texts of at most ``most_tokens`` tokens, and drafts from them.
 
-    Kept in ``path`` by :meth:`save`. ``key`` names whatever gives token ids their meaning, such as
-    the tokenizer: a file of another key, or one that is damaged or of another format, is an empty
-    memory, and logged. All methods may be called from any thread.
+    Kept in ``path``, which is written within ``save_seconds`` of a change. ``key`` names whatever
+    gives token ids their meaning, such as the tokenizer; None takes the file's. A file of another
+    key, or one that is damaged or of another format, is an empty memory; it is removed, which is
+    logged. All methods may be called from any thread.
     """
 
     name = "memory"
     taps: tuple[int, ...] = ()
 
     def __init__(
-        self, path: Path | None = None, *, key: str = "", most_tokens: int = 1_000_000
+        self,
+        path: Path | None = None,
+        *,
+        key: str | None = "",
+        most_tokens: int = 1_000_000,
+        save_seconds: float = SAVE_SECONDS,
     ) -> None:
-        self._path, self._key, self._most = path, key, most_tokens
+        self._most = most_tokens
         self._lock = threading.Lock()
-        self._saving = threading.Lock()  # so that the file written last is the newest
         self._clock = 0
-        self._changed = self._forgot = False  # since the last save
         self._enter([], [])
-        if path:
-            self._load(path)
+        self._file = MemoryFile(path, key, self._content, save_seconds) if path else None
+        if self._file and (content := self._file.read()):
+            self._load(content)
 
     def add(self, answer: Sequence[int], *, owners: AbstractSet[str]) -> None:
         """Remember an answer that rests on the documents ``owners``. Given again, it is counted.
@@ -115,19 +105,25 @@ class Memory:
             for text in texts:
                 self._put(text, "passage", (owner,))
 
-    def forget(self, owner: str) -> None:
-        """Forget the passages of a document and every answer that rests on it.
+    def forget(self, *owners: str) -> None:
+        """Forget the passages of documents and every answer that rests on one of them.
 
-        The file still has them until :meth:`save`.
+        The file is written anew at once, but not waited for: :meth:`save` does.
         """
         with self._lock:
-            self._forget(owner)
+            self._forget(*owners)
 
     def clear(self) -> None:
-        """Forget everything; the file still has it until :meth:`save`."""
+        """Forget everything; the file does as after :meth:`forget`."""
         with self._lock:
             self._enter([], [])
-            self._changed = self._forgot = True
+            self._changed(forgot=True)
+
+    @property
+    def owners(self) -> set[str]:
+        """The documents that something is remembered of."""
+        with self._lock:
+            return {owner for text in self._texts for owner in text.owners}
 
     @property
     def size(self) -> int:
@@ -161,40 +157,35 @@ class Memory:
         return MemoryProposer(self)
 
     def save(self) -> None:
-        """Write the file if anything changed. It is replaced whole or not at all, whatever happens.
+        """Write the file now if anything changed. It is replaced whole or not at all, whatever
+        happens.
 
-        Failure is logged. Then a file that still has what was forgotten is removed.
+        Failure is logged and tried again later; the file is removed if it still has what was
+        forgotten.
         """
-        if self._path is None:
-            return
-        with self._saving:
-            with self._lock:
-                if not self._changed:
-                    return
-                forgot = self._forgot
-                self._changed = self._forgot = False
-                row = self._chains.row[1 : self._chains.end].copy()
-                texts = [[t.kind, t.owners, t.size, t.count, t.used] for t in self._texts]
-            try:
-                _write(self._path, _pack(self._key, texts, row))
-            except OSError as error:
-                _LOG.warning("memory is not saved in %s: %s", self._path, error)
-                with self._lock:
-                    self._changed, self._forgot = True, self._forgot or forgot
-                _remove(_new(self._path))
-                if forgot:
-                    _remove(self._path)
+        if self._file:
+            self._file.save()
 
-    def _load(self, path: Path) -> None:
-        try:
-            texts, row = _unpack(_read(path), self._key)
-        except FileNotFoundError:
-            return
-        except (OSError, ValueError) as error:
-            _LOG.warning("memory starts empty: %s: %s", path, error)
-            return
+    def close(self) -> None:
+        """Save, and write no more by itself; what is added later is remembered until the end of
+        the process.
+        """
+        if self._file:
+            self._file.close()
+
+    def _changed(self, *, forgot: bool = False) -> None:
+        if self._file:
+            self._file.changed(forgot=forgot)
+
+    def _content(self) -> Content:
+        with self._lock:
+            texts = [Text(t.kind, t.owners, t.size, t.count, t.used) for t in self._texts]
+            return Content(texts, self._chains.row[1 : self._chains.end].copy())
+
+    def _load(self, content: Content) -> None:
+        texts = [_Text(t.kind, t.owners, t.size, t.count, t.used) for t in content.texts]
         ends = np.cumsum([text.size for text in texts])
-        pieces = np.split(row, ends[:-1]) if texts else []
+        pieces = np.split(content.row, ends[:-1]) if texts else []
         for text, piece in zip(texts, pieces, strict=True):
             text.digest = _digest(piece[:-1])
         gone = self._surplus(texts, "passage", 0)
@@ -212,7 +203,7 @@ class Memory:
         if len(row) <= LENGTHS[0]:  # it can propose nothing
             return
         self._clock += 1
-        self._changed = True
+        self._changed()
         new = _Text(kind, owners, len(row) + 1, used=self._clock, digest=_digest(row))
         if known := self._known.get(new.identity):
             known.count += 1
@@ -224,11 +215,11 @@ class Memory:
             self._keep([text for text in self._texts if text.identity not in gone])
         self._append([new], [np.append(row, np.int32(END))])
 
-    def _forget(self, owner: str) -> None:
-        kept = [text for text in self._texts if owner not in text.owners]
+    def _forget(self, *owners: str) -> None:
+        kept = [text for text in self._texts if not set(owners).intersection(text.owners)]
         if len(kept) < len(self._texts):
             self._keep(kept)
-            self._changed = self._forgot = True
+            self._changed(forgot=True)
 
     def _surplus(self, texts: list[_Text], kind: Kind, more: int) -> set[_Identity]:
         # Which must go before ``more`` tokens of ``kind`` come.
@@ -326,62 +317,3 @@ def _tokens(tokens: Sequence[int] | Tokens, most: int) -> Tokens:
 
 def _digest(tokens: Tokens) -> bytes:
     return hashlib.blake2b(tokens.tobytes(), digest_size=16).digest()
-
-
-def _pack(key: str, texts: list[list[Any]], row: Tokens) -> bytes:
-    # The magic, sha256 of all that follows, the head's length, the head, the row.
-    head = json.dumps({"key": key, "texts": texts}).encode()
-    body = len(head).to_bytes(8, "little") + head + row.astype("<i4").tobytes()
-    return _MAGIC + hashlib.sha256(body).digest() + body
-
-
-def _unpack(data: bytes, key: str) -> tuple[list[_Text], Tokens]:
-    # Raises ValueError, saying why.
-    start = len(_MAGIC) + hashlib.sha256().digest_size
-    body = memoryview(data)[start:]
-    if hashlib.sha256(body).digest() != data[len(_MAGIC) : start]:
-        raise ValueError("the file is damaged")
-    size = int.from_bytes(body[:8], "little")
-    head = json.loads(bytes(body[8 : 8 + size]))
-    if head["key"] != key:
-        raise ValueError(f"it was made with {head['key']!r}, this is {key!r}")
-    texts = [
-        _Text(kind, tuple(map(sys.intern, owners)), size, count, used)
-        for kind, owners, size, count, used in head["texts"]
-    ]
-    return texts, np.frombuffer(body[8 + size :], "<i4").astype(np.int32)
-
-
-def _read(path: Path) -> bytes:
-    with path.open("rb") as file:
-        start = file.read(len(_MAGIC))
-        if start != _MAGIC:
-            raise ValueError("it is no memory, or one of another version")
-        return start + file.read()
-
-
-def _write(path: Path, data: bytes) -> None:
-    # Under another name until it is whole and on the disk. What a kill leaves there is overwritten.
-    path.parent.mkdir(parents=True, exist_ok=True)
-    new = _new(path)
-    with open(new, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)  # now the name, too
-    finally:
-        os.close(folder)
-
-
-def _new(path: Path) -> Path:
-    return path.with_name(path.name + ".new")
-
-
-def _remove(path: Path) -> None:
-    try:
-        path.unlink(missing_ok=True)
-    except OSError as error:
-        _LOG.warning("%s could not be removed: %s", path, error)

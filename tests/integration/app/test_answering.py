@@ -25,6 +25,8 @@ FACTS = {
     "rounds": 2,
     "tokens_per_round": 1.0,
     "tokens_per_second": 10.0,
+    "kept": {"lookup": 1},
+    "reused": 0,
     "prefill_seconds": 0.1,
     "decode_seconds": 0.2,
 }
@@ -177,10 +179,8 @@ async def test_options_left_out_are_the_settings_and_zero_counts_as_given(
     question = "When are you open on Friday?"
     answer = await answerer.answer(Question(question=question))
     await answerer.answer(Question(question=question, temperature=0, max_tokens=1, top_k=1))
-    assert model.options == [
-        {"max_tokens": 77, "temperature": 0.7},
-        {"max_tokens": 1, "temperature": 0},
-    ]
+    given = [(options["max_tokens"], options["temperature"]) for options in model.options]
+    assert given == [(77, 0.7), (1, 0)]
     assert len(answer.citations) == 2
 
 
@@ -208,6 +208,19 @@ async def test_a_follow_up_that_says_nothing_by_itself_is_read_with_the_question
     assert (after.citations[0].file, after.citations[0].page) == ("samples/price-list.pdf", 2)
     said = [message.content for message in model.asked[-1]]
     assert said[1:3] == [asked.question, before.answer]
+
+
+async def test_answers_are_remembered_with_the_passages_they_rest_on_but_not_conversations(
+    answerer, index_and_embedder, model
+):
+    before = await answerer.answer(Question(question="When are you open on Friday?", top_k=2))
+    owners = model.options[-1]["owners"]
+    passages = index_and_embedder[0].passages(sorted(owners))
+    assert {passage.text for passage in passages} == {c.passage for c in before.citations}
+    await answerer.answer(
+        Question(question="And on Saturday?", conversation_id=before.conversation_id)
+    )
+    assert model.options[-1]["owners"] is None
 
 
 async def test_and_on_saturday_finds_saturday(answerer):
@@ -270,6 +283,8 @@ async def test_questions_do_not_wait_for_each_others_search_in_the_event_loop(an
 
 
 class Closable:
+    memory = None
+
     def close(self) -> None:
         pass
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import sqlite3
 import threading
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from integration.app.running import events
 from app import ingesting
 from app.errors import ServerFailedError
 from app.settings import Settings
+from dflash_engine.drafters.memory import Memory
 from ingest import HomeLocked
 
 QUESTION = "How much is the violet lamp with the brass foot?"
@@ -39,9 +41,16 @@ def test_the_command_hands_its_work_to_the_server_and_the_document_is_answered_f
         assert found["citations"][0]["page"] is None
         assert found["quotes"][0]["sentence"] == document.read_text()
         assert server.client.get("/health").json()["documents"] == 5
+        assert server.ask(QUESTION)["engine"]["reused"] > 50
+        assert server.ask("How late can I come by on a Friday evening?")["found"]
     finally:
         document.unlink()
         removed = ingesting.ingest(settings, [shop.data])
+    # What was answered from it has left the disk; the rest has not.
+    remembered = Memory(shop.home / "engine" / "memory.bin", key=None).owners
+    with contextlib.closing(sqlite3.connect(server.home.library)) as library:
+        assert remembered <= {id for (id,) in library.execute("SELECT id FROM passages")}
+    assert remembered
     assert (removed["removed"], removed["unchanged"]) == (1, 4)
     assert not server.ask(QUESTION)["found"]
 

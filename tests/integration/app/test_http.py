@@ -26,6 +26,8 @@ ENGINE_KEYS = {
     "tokens_per_second",
     "tokens_per_round",
     "rounds",
+    "kept",
+    "reused",
 }
 
 
@@ -64,7 +66,7 @@ def test_the_answer_to_ask_has_the_promised_shape(server):
     assert (engine["target"], engine["draft"], engine["drafter"]) == (
         "smollm2-135m",
         None,
-        "lookup",
+        "composed",
     )
     assert 1 <= engine["tokens"] <= 12
     assert engine["rounds"] >= 1
@@ -122,8 +124,19 @@ def test_a_stream_and_a_plain_answer_say_the_same(server):
     for answer in (plain, streamed):
         for changing in ("conversation_id", "timings"):
             del answer[changing]
-        del answer["engine"]["tokens_per_second"]
+        # How fast it was; the second time, much is known from the first.
+        engine = answer["engine"]
+        answer["engine"] = {name: engine[name] for name in ("target", "draft", "drafter", "tokens")}
     assert plain == streamed
+
+
+def test_a_question_asked_again_is_read_and_written_sooner(server):
+    question = "What must I do before I clean the burrs of the grinder?"
+    first, again = (server.ask(question, max_tokens=30) for _ in range(2))
+    assert again["answer"] == first["answer"]
+    assert again["engine"]["reused"] > 100
+    assert again["engine"]["kept"]["memory"] > 0.5 * again["engine"]["tokens"]
+    assert again["engine"]["rounds"] < first["engine"]["rounds"]
 
 
 @pytest.mark.parametrize("wanted", [1, 7])

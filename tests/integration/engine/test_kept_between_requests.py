@@ -8,6 +8,7 @@ import tiny
 
 from dflash_engine import DFlash
 from dflash_engine.constrain import Choice
+from dflash_engine.engine import collect
 
 PROMPT = "The quick brown fox jumps over the lazy dog. " * 3
 
@@ -15,10 +16,9 @@ PROMPT = "The quick brown fox jumps over the lazy dog. " * 3
 def open_engine(store: Path | None, **options: Any) -> DFlash:
     return DFlash(
         str(tiny.llama(end_weight=0.0)),
-        drafter="composed",
         store=store,
         prefix_bytes=2**28,
-        prefix_disk_bytes=2**28,
+        prefix_disk_bytes=2**28 if store else 0,
         prefill_step=32,
         **options,
     )
@@ -44,13 +44,42 @@ def test_answers_and_prefixes_are_remembered_and_change_nothing(tmp_path: Path) 
         assert later.tokens == plain.tokens
         assert later.stats.reused == later.stats.prompt_tokens - 1, "from disk"
         assert later.stats.kept["memory"] > 20
-        assert engine.memory is not None
-        engine.memory.forget("menu.pdf")
+        engine.forget({"menu.pdf", "unknown.pdf"})
+        assert not list((tmp_path / "prefixes").iterdir()), "before the engine is closed"
         forgotten = engine.generate(PROMPT, max_tokens=40)
         assert forgotten.tokens == plain.tokens
         assert "memory" not in forgotten.stats.kept
+        assert forgotten.stats.reused == 0
     with open_engine(tmp_path) as engine:
         assert "memory" not in engine.generate(PROMPT, max_tokens=40).stats.kept
+
+
+def test_forgetting_goes_before_those_who_wait() -> None:
+    with open_engine(None, max_waiting=1) as engine:
+        engine.generate(PROMPT, max_tokens=2)
+        under_way = engine.stream(PROMPT, max_tokens=300)
+        deltas = iter(under_way)
+        next(deltas)
+        waiting = engine.stream(PROMPT, max_tokens=2)  # and no more may wait
+        engine.forget({"menu.pdf"})
+        assert collect(waiting).stats.reused == 0, "nothing was left of the prompt"
+
+
+def test_what_rests_on_no_document_that_has_gone_is_kept() -> None:
+    with open_engine(None) as engine:
+        engine.generate(PROMPT, max_tokens=2)
+        engine.forget(set())
+        assert engine.generate(PROMPT, max_tokens=2).stats.reused > 0
+
+
+def test_the_answer_to_a_seed_does_not_depend_on_how_many_tokens_are_drafted() -> None:
+    answers = set()
+    for width in (0, 1, 5):
+        with DFlash(str(tiny.llama(end_weight=0.0)), str(tiny.draft()), width=width) as engine:
+            answer = engine.generate(PROMPT, max_tokens=40, temperature=1.0, seed=7)
+            assert width == 0 or answer.stats.drafted > answer.stats.rounds * 0.9
+            answers.add(tuple(answer.tokens))
+    assert len(answers) == 1
 
 
 def test_passages_are_remembered_for_their_document() -> None:
@@ -96,7 +125,15 @@ def test_a_constraint_holds(drafter: str) -> None:
 
 def test_a_width_is_not_taken_and_then_ignored() -> None:
     with pytest.raises(ValueError, match="width is for drafter 'composed', not 'lookup'"):
-        DFlash(str(tiny.llama()), width=4)
+        DFlash(str(tiny.llama()), drafter="lookup", width=4)
+
+
+def test_options_that_would_have_no_effect_are_refused(tmp_path: Path) -> None:
+    for options in ({"store": tmp_path}, {"prefix_bytes": 2**20}):
+        with pytest.raises(ValueError, match="prefix_disk_bytes needs"):
+            DFlash(str(tiny.llama()), prefix_disk_bytes=2**20, **options)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="draft_bits is for a DFlash draft"):
+        DFlash(str(tiny.llama()), str(tiny.small_draft()), draft_bits=4)
 
 
 @pytest.mark.parametrize("width", [-1, 32])

@@ -71,7 +71,7 @@ async def test_responses_say_what_ran(llm: DFlashLLM) -> None:
     whole = [llm.complete(PROMPT), llm.chat(MESSAGES), await llm.acomplete(PROMPT)]
     last = [list(llm.stream_chat(MESSAGES))[-1]]
     for response in [*whole, *last]:
-        assert response.raw["drafter"] == "lookup"  # type: ignore[index, call-overload]
+        assert response.raw["drafter"] == "composed"  # type: ignore[index, call-overload]
         assert response.raw["tokens"] == 30  # type: ignore[index, call-overload]
         assert response.raw["finish_reason"] == "length"  # type: ignore[index, call-overload]
         facts = response.additional_kwargs

@@ -28,9 +28,14 @@ def test_the_engine_gets_every_setting_that_is_its(opened, tmp_path):
         "context": 4096,
         "strict": True,
         "max_waiting": 3,
+        "memory_tokens": 500,
     }
-    service.open_engine(Settings(**settings, models=tmp_path, thinking=True))
+    own = {"models": tmp_path, "home": tmp_path / "home", "prefix_mb": 3, "prefix_disk_mb": 2}
+    service.open_engine(Settings(**settings, **own, thinking=True))
     assert opened == settings | {
+        "store": tmp_path / "home" / "engine",
+        "prefix_bytes": 3 * 2**20,
+        "prefix_disk_bytes": 2 * 2**20,
         "draft_model": "auto",
         "models": tmp_path,
         "template_args": {"enable_thinking": True},

@@ -1,4 +1,5 @@
 from dataclasses import dataclass, field
+from functools import partial
 
 import mlx.core as mx
 import numpy as np
@@ -8,6 +9,8 @@ from dflash_engine.drafters.protocol import Guess
 from dflash_engine.sampling import Distribution, Draft, Sampling
 from dflash_engine.width import Costs
 
+# No time passes: costs stay as they are given.
+Timeless = partial(Compose, clock=lambda: 0.0)
 CHEAP = Costs(rows=((1, 1.0), (32, 1.3)), drafts=((1, 0.2), (8, 0.2)))
 DEAR = Costs(rows=((1, 1.0), (2, 2.5), (32, 40.0)), drafts=((1, 1.0), (8, 1.0)))
 
@@ -73,15 +76,20 @@ DOUBTFUL = Guess([7, 8], [0.05] * 2, 1)
 
 
 def test_what_is_likely_is_drafted_and_what_is_not_is_left() -> None:
-    assert begin(Compose([Copies("a", [SURE])], None, CHEAP)).propose([5], 9).tokens == [1, 2, 3, 4]
-    assert begin(Compose([Copies("a", [SURE])], None, CHEAP)).propose([5], 2).tokens == [1, 2]
-    assert begin(Compose([Copies("a", [DOUBTFUL])], None, DEAR)).propose([5], 9).tokens == []
-    assert begin(Compose([Copies("a", [SURE])], None, DEAR)).propose([5], 9).tokens == []
-    assert begin(Compose([Copies("a")], None, CHEAP)).propose([5], 9).tokens == []
+    assert begin(Timeless([Copies("a", [SURE])], None, CHEAP)).propose([5], 9).tokens == [
+        1,
+        2,
+        3,
+        4,
+    ]
+    assert begin(Timeless([Copies("a", [SURE])], None, CHEAP)).propose([5], 2).tokens == [1, 2]
+    assert begin(Timeless([Copies("a", [DOUBTFUL])], None, DEAR)).propose([5], 9).tokens == []
+    assert begin(Timeless([Copies("a", [SURE])], None, DEAR)).propose([5], 9).tokens == []
+    assert begin(Timeless([Copies("a")], None, CHEAP)).propose([5], 9).tokens == []
 
 
 def test_the_better_guess_is_taken_and_named() -> None:
-    composed = Compose([Copies("a", [DOUBTFUL]), Copies("b", [SURE])], None, CHEAP)
+    composed = Timeless([Copies("a", [DOUBTFUL]), Copies("b", [SURE])], None, CHEAP)
     draft = begin(composed).propose([5], 9)
     assert draft.tokens == SURE.tokens
     assert draft.origins == ("b",) * 4
@@ -89,7 +97,7 @@ def test_the_better_guess_is_taken_and_named() -> None:
 
 def test_the_model_goes_on_behind_a_guess() -> None:
     model = Model()
-    draft = begin(Compose([Copies("a", [SURE])], model, CHEAP)).propose([5], 20)
+    draft = begin(Timeless([Copies("a", [SURE])], model, CHEAP)).propose([5], 20)
     assert draft.tokens[:4] == SURE.tokens
     assert draft.tokens[4:6] == [100, 101]
     assert draft.origins[3:5] == ("a", "model")
@@ -98,7 +106,7 @@ def test_the_model_goes_on_behind_a_guess() -> None:
 
 
 def test_certain_tokens_before_drawn_ones_are_drawn_with_certainty() -> None:
-    draft = begin(Compose([Copies("a", [SURE])], Model(drawn=True), CHEAP)).propose([5], 20)
+    draft = begin(Timeless([Copies("a", [SURE])], Model(drawn=True), CHEAP)).propose([5], 20)
     assert draft.distributions is not None
     assert len(draft.distributions) == len(draft.tokens)
     assert draft.distributions[0].of(np.array([1, 2])).tolist() == [1.0, 0.0]
@@ -106,7 +114,7 @@ def test_certain_tokens_before_drawn_ones_are_drawn_with_certainty() -> None:
 
 
 def test_a_drafter_that_is_always_wrong_is_parked_and_tried_again() -> None:
-    composed = Compose([], Model(), CHEAP)
+    composed = Timeless([], Model(), CHEAP)
     proposer = begin(composed)
     widths = []
     for _ in range(500):
@@ -130,7 +138,7 @@ def test_a_drafter_that_is_always_wrong_is_parked_and_tried_again() -> None:
 
 
 def test_a_miss_does_not_end_lookup() -> None:
-    proposer = begin(Compose([Copies("a", [SURE])], None, CHEAP))
+    proposer = begin(Timeless([Copies("a", [SURE])], None, CHEAP))
     proposer.propose([5], 9)
     proposer.judge(0, 4)
     assert proposer.propose([5], 9).tokens
@@ -138,20 +146,20 @@ def test_a_miss_does_not_end_lookup() -> None:
 
 def test_a_fixed_width_is_kept() -> None:
     for width in (0, 1, 3):
-        composed = Compose([Copies("a", [SURE])], Model(), DEAR, width=width)
+        composed = Timeless([Copies("a", [SURE])], Model(), DEAR, width=width)
         assert begin(composed).propose([5], 9).tokens == SURE.tokens[:width]
-        assert len(begin(Compose([], Model(), DEAR, width=width)).propose([5], 9).tokens) == width
+        assert len(begin(Timeless([], Model(), DEAR, width=width)).propose([5], 9).tokens) == width
 
 
 def test_the_models_context_is_passed_through() -> None:
     model = Model()
-    proposer = begin(Compose([], model, CHEAP))
+    proposer = begin(Timeless([], model, CHEAP))
     proposer.observe(mx.zeros((1, 3, 4)))
     assert model.observed == 3
     assert proposer.snapshot() == "context"
     proposer.restore("context")
     assert model.observed == 9
     assert len(proposer.state) == 1
-    alone = begin(Compose([Copies("a")], None, CHEAP))
+    alone = begin(Timeless([Copies("a")], None, CHEAP))
     assert alone.snapshot() is None
     assert alone.state == []

@@ -1,19 +1,17 @@
-import errno
-import os
 import random
-import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dflash_engine.drafters import chains
-from dflash_engine.drafters import memory as module
+from dflash_engine.drafters import chains, memory_file
 from dflash_engine.drafters.memory import DOUBT, LEAST, LONGEST, WIDEST, Memory
 from dflash_engine.drafters.protocol import Guess
 from dflash_engine.sampling import Sampling
@@ -275,6 +273,7 @@ def test_a_cleared_memory_is_empty_and_goes_on(tmp_path: Path) -> None:
     assert Memory(tmp_path / "memory", most_tokens=FEW).size == 0
     memory.add([1, 2, 3, 5], owners=set())
     assert tokens_after(memory, [1, 2, 3]) == [5]
+    memory.close()
 
 
 # Its size.
@@ -348,13 +347,15 @@ def test_no_more_is_remembered_than_allowed(sizes: list[tuple[bool, int]], most:
 # Its file.
 
 
-def filled(path: Path, key: str = "tokenizer") -> Memory:
-    memory = Memory(path, key=key, most_tokens=FEW)
-    memory.replace("übersicht.pdf", [answer(1), answer(2)])
-    memory.add(answer(3), owners={"übersicht.pdf", "b"})
-    memory.add(answer(3), owners={"übersicht.pdf", "b"})
-    memory.add([*answer(1)[:20], 5, 6, 7, 8], owners={"b"})
-    return memory
+def save_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "dflash-memory"]
+
+
+def soon(happened: Callable[[], bool]) -> bool:
+    until = time.monotonic() + 10
+    while not (done := happened()) and time.monotonic() < until:
+        time.sleep(0.01)
+    return done
 
 
 @given(
@@ -385,6 +386,8 @@ def test_a_saved_memory_is_loaded_as_it_was(
             assert memory.guess(tokens, 40) == loaded.guess(tokens, 40), each
         for one in (memory, loaded):
             one.forget(forgotten) if each == "as it was" else one.add([0, 1, 2, 3], owners=set())
+    memory.close()
+    loaded.close()
 
 
 def test_a_loaded_memory_still_knows_which_answers_are_old(tmp_path: Path) -> None:
@@ -399,171 +402,165 @@ def test_a_loaded_memory_still_knows_which_answers_are_old(tmp_path: Path) -> No
     for number in range(10, 15):
         loaded.add(answer(number), owners=set())
     assert known(loaded, range(15)) == [0, 7, 8, 9, 10, 11, 12, 13, 14]
+    loaded.close()
 
 
-def test_a_file_damaged_anywhere_is_an_empty_memory(
+def test_a_file_of_another_tokenizer_is_an_empty_memory(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "memory"
-    filled(path).save()
-    whole = path.read_bytes()
-    for place in [*range(100), *range(100, len(whole), 5)]:
-        path.write_bytes(whole[:place] + bytes([whole[place] ^ 0x10]) + whole[place + 1 :])
-        assert Memory(path, key="tokenizer", most_tokens=FEW).size == 0, place
-    for end in range(0, len(whole), 7):
-        path.write_bytes(whole[:end])
-        assert Memory(path, key="tokenizer", most_tokens=FEW).size == 0, end
-    path.write_bytes(whole + b"\0")
-    caplog.clear()
-    assert Memory(path, key="tokenizer", most_tokens=FEW).size == 0
-    assert "memory starts empty" in caplog.text
-    assert "damaged" in caplog.text
-    path.write_bytes(whole)
-    assert Memory(path, key="tokenizer", most_tokens=FEW).size > 0
-
-
-def test_a_file_of_another_tokenizer_format_or_program_is_an_empty_memory(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    path = tmp_path / "memory"
-    filled(path).save()
-    own = path.read_bytes()
-    assert Memory(path, key="another", most_tokens=FEW).size == 0
-    assert "'tokenizer'" in caplog.text
-    other_format = own.replace(b" 1\n", b" 0\n", 1)
-    for foreign in (b"", b"\0" * 100, b"PK\3\4" * 50, other_format):
-        path.write_bytes(foreign)
-        caplog.clear()
-        assert Memory(path, key="tokenizer", most_tokens=FEW).size == 0
-        assert "memory starts empty" in caplog.text
-
-
-def test_a_path_that_holds_no_file_is_an_empty_memory(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    assert Memory(tmp_path / "none", most_tokens=FEW).size == 0
-    assert not caplog.records, "a first start is nothing to report"
-    memory = Memory(tmp_path, most_tokens=FEW)  # a folder
+    memory = Memory(path, key="tokenizer", most_tokens=FEW)
     memory.add(answer(1), owners=set())
-    memory.save()
-    assert "memory is not saved" in caplog.text
-    assert known(memory, [1]) == [1]
+    memory.close()
+    assert known(Memory(path, key="tokenizer", most_tokens=FEW), [1]) == [1]
+    assert Memory(path, key="another", most_tokens=FEW).size == 0
+    assert "memory starts empty" in caplog.text
 
 
-def test_a_saved_file_is_the_owners_alone_and_is_not_written_again_unchanged(
-    tmp_path: Path,
-) -> None:
-    path = tmp_path / "deeper" / "memory"
-    memory = filled(path)
-    memory.save()
-    assert path.stat().st_mode & 0o777 == 0o600
-    assert list(path.parent.iterdir()) == [path]
-    path.unlink()
-    memory.save()
-    Memory(path, most_tokens=FEW).save()
-    assert not path.exists()
-    memory.add(answer(3), owners={"übersicht.pdf", "b"})
-    memory.save()
-    assert path.exists()
-
-
-@pytest.mark.parametrize("where", ["write", "replace"])
-def test_a_kill_while_saving_leaves_the_file_before(tmp_path: Path, where: str) -> None:
-    path = tmp_path / "memory"
-    memory = filled(path)
-    memory.save()
-    before = path.read_bytes()
-    code = f"""
-import os, signal, sys
+def test_a_killed_process_leaves_its_answers(tmp_path: Path) -> None:
+    code = """
+import sys, time
 from pathlib import Path
 from dflash_engine.drafters.memory import Memory
-def kill(*_):
-    os.kill(os.getpid(), signal.SIGKILL)
-memory = Memory(Path(sys.argv[1]), key="tokenizer", most_tokens={FEW})
-memory.add(range(500, 900), owners=set())
-if {where!r} == "write":
-    os.fsync = lambda file: (os.truncate(file, 50), kill())
-else:
-    Path.replace = kill
-memory.save()
+memory = Memory(Path(sys.argv[1]), most_tokens=2000, save_seconds=0.2)
+print(memory.size, memory.guess([501, 502, 503], 1), flush=True)
+memory.add(range(500, 900), owners={"menu.pdf"})
+time.sleep(60)
 """
-    ended = subprocess.run([sys.executable, "-c", code, str(path)], timeout=60)
-    assert ended.returncode == -signal.SIGKILL
-    assert path.read_bytes() == before
-    again = Memory(path, key="tokenizer", most_tokens=FEW)
-    assert again.size == memory.size
-    again.add(answer(9), owners=set())
-    again.save()
-    assert list(tmp_path.iterdir()) == [path], "what the kill left is gone"
-    assert known(Memory(path, key="tokenizer", most_tokens=FEW), [3, 9]) == [3, 9]
-
-
-def test_a_full_disk_is_logged_and_the_memory_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
     path = tmp_path / "memory"
-    memory = filled(path)
+    command = [sys.executable, "-c", code, str(path)]
+    for found in ("0 None", "401 Guess(tokens=[504],"):
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            try:
+                assert process.stdout is not None
+                assert process.stdout.readline().startswith(found)
+                assert soon(path.exists)
+            finally:
+                process.kill()
+
+
+@pytest.mark.parametrize("disk", ["waits for its time", "does not answer"])
+def test_a_process_that_does_not_close_it_ends_all_the_same(tmp_path: Path, disk: str) -> None:
+    code = f"""
+import os, sys, threading
+from pathlib import Path
+from dflash_engine.drafters.memory import Memory
+asked = threading.Event()
+os.fsync = lambda _: (asked.set(), threading.Event().wait())
+memory = Memory(Path(sys.argv[1]), most_tokens=2000)
+memory.add(range(500, 900), owners=set())
+if {disk!r} == "does not answer":
+    memory.clear()
+    assert asked.wait(10)
+"""
+    command = [sys.executable, "-c", code, str(tmp_path / "memory")]
+    ended = subprocess.run(command, timeout=30, capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("way", ["forget", "replace", "clear"])
+def test_what_is_forgotten_leaves_the_disk_within_moments(tmp_path: Path, way: str) -> None:
+    path = tmp_path / "memory"
+    memory = Memory(path, most_tokens=FEW)
+    memory.replace("menu.pdf", [answer(1)])
+    memory.add(answer(2), owners={"menu.pdf"})
     memory.save()
-    before = path.read_bytes()
-
-    def full(_: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(module.os, "fsync", full)
-        memory.add(answer(4), owners=set())
-        memory.save()
-        assert "No space left" in caplog.text
-        assert list(tmp_path.iterdir()) == [path]
-        assert path.read_bytes() == before
-        assert known(memory, [3, 4]) == [3, 4]
-
-        memory.forget("übersicht.pdf")
-        memory.save()
-        assert not path.exists(), "rather nothing than what was to be forgotten"
-        assert known(memory, [3, 4]) == [4]
-    memory.save()
-    with monkeypatch.context() as patch:
-        patch.setattr(module.os, "fsync", full)
-        Memory(path, key="tokenizer", most_tokens=FEW).clear()
-        assert path.exists()
-        cleared = Memory(path, key="tokenizer", most_tokens=FEW)
-        cleared.clear()
-        cleared.save()
-        assert not path.exists()
+    words = [np.array(answer(n)[:4], np.int32).tobytes() for n in (1, 2)]
+    assert all(each in path.read_bytes() for each in words)
+    assert soon(lambda: not save_threads())
     memory.add(answer(4), owners=set())
-    memory.save()
-    assert known(Memory(path, key="tokenizer", most_tokens=FEW), [3, 4]) == [4]
+    time.sleep(0.05)  # now a thread sleeps until its time, which is far off
+    match way:
+        case "forget":
+            memory.forget("menu.pdf")
+        case "replace":
+            memory.replace("menu.pdf", [answer(3)])
+        case _:
+            memory.clear()
+    assert soon(lambda: not any(each in path.read_bytes() for each in words))
+    memory.close()
 
 
-def test_of_two_saves_at_once_the_newer_stays(
+def test_answers_are_written_together_when_it_is_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    writes: list[int] = []
+    write = memory_file._write
+    monkeypatch.setattr(
+        memory_file, "_write", lambda path, data: (writes.append(len(data)), write(path, data))
+    )
     path = tmp_path / "memory"
-    memory = filled(path)
-    write, begun, slow = module._write, threading.Event(), threading.Event()
+    memory = Memory(path, most_tokens=FEW, save_seconds=0.3)
+    for number in range(20):
+        memory.add(answer(number), owners=set())
+    assert not path.exists()
+    assert soon(lambda: not save_threads())
+    assert len(writes) == 1
+    assert known(Memory(path, most_tokens=FEW), range(20)) == list(range(20))
+
+
+def test_nothing_waits_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    write = memory_file._write
 
     def write_slowly(path: Path, data: bytes) -> None:
-        if not begun.is_set():
-            begun.set()
-            slow.wait(0.3)
+        begun.set()
+        assert go_on.wait(10)
         write(path, data)
 
-    monkeypatch.setattr(module, "_write", write_slowly)
-    older = threading.Thread(target=memory.save)
-    older.start()
-    begun.wait()
-    memory.add(answer(9), owners=set())
+    monkeypatch.setattr(memory_file, "_write", write_slowly)
+    path = tmp_path / "memory"
+    memory = Memory(path, most_tokens=FEW, save_seconds=0)
+    memory.add(answer(1), owners={"menu.pdf"})
+    assert begun.wait(10)
+    memory.add(answer(2), owners=set())
+    memory.forget("menu.pdf")
+    memory.replace("another.pdf", [answer(3)])
+    assert known(memory, range(4)) == [2, 3]
+    assert not path.exists()
+    go_on.set()
+    memory.close()
+    assert known(Memory(path, most_tokens=FEW), range(4)) == [2, 3]
+
+
+def test_there_is_a_thread_only_while_something_is_to_be_written(tmp_path: Path) -> None:
+    memory = Memory(most_tokens=FEW, save_seconds=0)
+    memory.replace("menu.pdf", [answer(1)])
+    memory.forget("menu.pdf")
+    memory.close()
+    memory = Memory(tmp_path / "memory", most_tokens=FEW)
+    memory.guess([1, 2, 3], 9)
+    memory.forget("unknown.pdf")
+    assert not save_threads()
+    memory.add(answer(1), owners=set())
+    assert len(save_threads()) == 1
     memory.save()
-    older.join()
-    assert known(Memory(path, key="tokenizer", most_tokens=FEW), [3, 9]) == [3, 9]
+    assert soon(lambda: not save_threads())
+
+
+def test_a_closed_memory_remembers_and_writes_only_when_told(tmp_path: Path) -> None:
+    path = tmp_path / "memory"
+    memory = Memory(path, most_tokens=FEW, save_seconds=0)
+    memory.add(answer(1), owners={"menu.pdf"})
+    memory.close()
+    assert not save_threads()
+    before = path.read_bytes()
+    memory.add(answer(2), owners=set())
+    memory.forget("menu.pdf")
+    assert known(memory, [1, 2]) == [2]
+    assert not save_threads()
+    assert path.read_bytes() == before
+    memory.save()
+    assert known(Memory(path, most_tokens=FEW), [1, 2]) == [2]
+    memory.close()
+    assert not save_threads()
 
 
 # At work.
 
 
 def test_one_thread_proposes_while_others_add_forget_and_save(tmp_path: Path) -> None:
-    memory = Memory(tmp_path / "memory", most_tokens=FEW)
+    memory = Memory(tmp_path / "memory", most_tokens=FEW, save_seconds=0.001)
     texts = [answer(n) for n in range(60)]
     failures: list[BaseException] = []
     rounds = 0
@@ -596,7 +593,7 @@ def test_one_thread_proposes_while_others_add_forget_and_save(tmp_path: Path) ->
     for writer in writers:
         writer.join()
     assert not failures
-    memory.save()
+    memory.close()
     loaded = Memory(tmp_path / "memory", most_tokens=FEW)
     assert loaded.size == memory.size
     assert known(loaded, range(60)) == known(memory, range(60))
