@@ -31,7 +31,7 @@ check: $(VENV)/.developing
 
 bench: $(VENV)/.developing
 	$(BIN)/dflash-rag models pull smollm2-135m all-minilm-l6-v2
-	$(BIN)/python tests/bench/bench_decode.py
+	$(BIN)/dflash-rag bench
 	$(BIN)/python tests/bench/bench_rounds.py
 
 samples: $(VENV)/.developing

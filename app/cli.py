@@ -75,6 +75,52 @@ def doctor(home: Home = None, as_json: Json = False) -> None:
     raise typer.Exit(doctor.run(_settings(home=home), as_json=as_json))
 
 
+@app.command()
+def bench(
+    quick: Annotated[bool, typer.Option("--quick", help="A few prompts, in two minutes.")] = False,
+    kinds: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--kind",
+            help="passages, again, chat, code or chinese; may be repeated.",
+            show_default="all",
+        ),
+    ] = None,
+    count: Annotated[int, typer.Option(help="Prompts of each kind.")] = 10,
+    tokens: Annotated[int, typer.Option(min=2, help="The longest answer.")] = 64,
+    peers: Annotated[
+        Path | None,
+        typer.Option(help="A folder with environments of dflash, dflash-mlx, mlx-dspark."),
+    ] = None,
+    wordings: Annotated[
+        Path | None,
+        typer.Option(help="A CSV (text, category) with the questions of `again` in other words."),
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Write a plot there (.png).")] = None,
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """Compare this engine with mlx-lm, and with other engines installed in --peers.
+
+    Exit status 1 if an answer is not word for word mlx-lm's.
+    """
+    from . import bench
+
+    raise typer.Exit(
+        bench.run(
+            _settings(home=home),
+            quick=quick,
+            kinds=kinds or [],
+            count=count,
+            tokens=tokens,
+            peers_folder=peers,
+            wordings=wordings,
+            plot_to=plot,
+            as_json=as_json,
+        )
+    )
+
+
 @models_app.command("list")
 def models_list(home: Home = None, as_json: Json = False) -> None:
     """Short names, targets with their drafts, what they need of memory, and what is here."""

@@ -1,0 +1,1 @@
+"""Scripts that run in other packages' environments. None of them imports this package."""

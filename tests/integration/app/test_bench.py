@@ -1,0 +1,34 @@
+"""``dflash-rag bench`` as a command, on the small model."""
+
+import json
+
+
+def test_one_prompt_in_every_own_way(installation, tmp_path):
+    plot = tmp_path / "bench.png"
+    done = installation.run(
+        "bench", "--kind", "passages", "--count", "1", "--tokens", "6", "--plot", plot, "--json"
+    )
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert set(result["modes"]) == {"none", "lookup", "composed"}
+    assert all(of["identical"] for of in result["modes"].values())
+    assert result["plain_tps"] > 0
+    assert result["always_wrong_ratio"] > 0
+    assert result["quoted_ratio"] > 0
+    assert 0 < result["prefix"]["memory"] < result["prefix"]["cold"]
+    assert plot.read_bytes()[:4] == b"\x89PNG"
+    # Nothing of the engine's own was touched.
+    assert not (installation.home / "engine" / "memory.bin").exists()
+
+
+def test_what_cannot_be_compared_is_refused_in_a_line(installation, tmp_path):
+    for arguments, why in (
+        (("--kind", "poems"), "no prompts of the kind 'poems'"),
+        (("--count", "11"), "ask for 1 to 10"),
+        (("--peers", tmp_path), "docs/bench.md"),
+        (("--wordings", tmp_path / "none.csv"), "cannot read the wordings"),
+    ):
+        done = installation.run("bench", *arguments)
+        assert done.returncode == 3
+        assert why in done.stderr
+        assert "Traceback" not in done.stderr
