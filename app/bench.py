@@ -3,7 +3,9 @@
 import json
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +44,8 @@ def run(
     as_json: bool,
 ) -> int:
     """Compare and print; the exit status is 1 if an own mode's tokens were not mlx-lm's."""
+    if quick and (kinds or wordings):
+        raise AppError("--quick has prompts of its own: leave out --kind and --wordings")
     if plot_to:
         _require_matplotlib()
     if peers_folder and not peers.installed(peers_folder):
@@ -56,8 +60,11 @@ def run(
             asked = prompts.load(kinds or prompts.KINDS, count, wordings)
     except ValueError as error:
         raise AppError(str(error)) from None
+    # In a thread that ends: the embedding model's threads, idle, would slow down the engine's.
+    with ThreadPoolExecutor(1) as other:
+        asked = other.submit(_as_the_product_asks, settings, asked).result()
     plan = Plan(
-        _as_the_product_asks(settings, asked),
+        asked,
         tokens=_QUICK_TOKENS if quick else tokens,
         short=quick,
         peers=peers_folder,
@@ -69,13 +76,13 @@ def run(
     told = Console(stderr=True, highlight=False)
     with told.status("") as status:
         result = compare(_options(settings), plan, lambda step: status.update(step))
-    if plot_to:
-        plot(result, plot_to)
     if as_json:
         json.dump(result, sys.stdout, indent=1, ensure_ascii=False)
         sys.stdout.write("\n")
     else:
         _print(result, console)
+    if plot_to:
+        plot(result, plot_to)
     own = {"none", "lookup", "block", "small", "composed", "always wrong"}
     wrong = [
         f"{way} ({kind})"
@@ -90,8 +97,10 @@ def run(
 
 def _as_the_product_asks(settings: Settings, asked: Sequence[Prompt]) -> list[Prompt]:
     # What it puts before the model: instructions, passages, the sentences nearest to the question.
-    embedder = open_embedder(settings)
     texts = dict.fromkeys(text for each in asked for text in each.passages)
+    if not texts:
+        return list(asked)
+    embedder = open_embedder(settings)
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / "data"
         data.mkdir()
@@ -182,6 +191,9 @@ def _print(result: dict[str, Any], console: Console) -> None:
         if kept:
             told = ", ".join(f"{name} {count}" for name, count in kept.items())
             console.print(f"composed, tokens kept of {ways['composed']['tokens']}: {told}")
+            widths = Counter(width for answer in result["widths"][kind] for width in answer)
+            told = ", ".join(f"{width}: {count}" for width, count in sorted(widths.items()))
+            console.print(f"rounds by the tokens they checked beside the anchor: {told}")
     if prefix := result["prefix"]:
         cold, memory, disk = (prefix[name] for name in ("cold", "memory", "disk"))
         console.print(

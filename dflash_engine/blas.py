@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ENVIRONMENT = "DFLASH_RAG_BLAS"
-THREADING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")  # how OpenMP's threads wait for one another
-# How long a thread spins for the others before it sleeps. By default it is 30 times longer: then as
-# soon as another program computes too, threads take the cores from those they wait for. Measured on
-# two virtual cores, ms a token of SmolLM2-135M, alone and beside a second process that does the
-# same: default 49 and 4,600; 10,000 spins 57 and 300; none at all 115 and 140.
-_SPINS = 10_000
+# How GNU's OpenMP, which reads this when it is loaded, lets threads wait for one another: spinning,
+# then asleep. By default they spin 30 times longer, and hardly at all once several threads of a
+# process have teams of their own, as with embeddings beside a model. Measured on two virtual cores,
+# ms a token of SmolLM2-135M: alone 50 to 57 either way, with two teams 84 by default and 66 so, and
+# beside a second process that does the same 4,600 and 620.
+WAITING = {"OMP_WAIT_POLICY": "active", "GOMP_SPINCOUNT": "10000"}
 
 
 @dataclass(frozen=True)
@@ -72,9 +72,8 @@ def _load() -> Blas:
             fast=False,
             problem=f"{ENVIRONMENT}={wanted} could not be loaded as a shared library",
         )
-    # GNU's OpenMP reads this when it is loaded.
-    if not any(name in os.environ for name in THREADING):
-        os.environ["GOMP_SPINCOUNT"] = str(_SPINS)
+    if not any(name in os.environ for name in WAITING):
+        os.environ |= WAITING
     for name, libraries in _candidates():
         if all(_open(library) for library in libraries):
             return Blas(name, fast=True, libraries=tuple(map(str, libraries)))

@@ -35,7 +35,7 @@ DRIVERS = {
     for name in ("dflash", "dflash-mlx", "mlx-dspark")
 }
 # What of our environment a peer sees: where programs are, and how many threads to use.
-_PASSED = ("PATH", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", *blas.THREADING)
+_PASSED = ("PATH", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", *blas.WAITING)
 _LAST_LINES = 8
 _TEXTS = (".json", ".jinja", ".txt", ".model", ".tiktoken")  # of a tokenizer, beside the weights
 

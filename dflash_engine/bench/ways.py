@@ -36,7 +36,10 @@ def mlx_lm(
 
     A ``constraint`` is kept by a logits processor, token by token.
     """
-    options: dict[str, Any] = {"prefill_step_size": PREFILL_STEP}
+    # On the stream that this engine uses: on CPU another one has threads of its own, and idle ones
+    # slow down all others.
+    stream = mx.default_stream(mx.default_device())
+    options: dict[str, Any] = {"prefill_step_size": PREFILL_STEP, "stream": stream}
     if draft is not None:
         options["draft_model"] = draft
     if constraint:

@@ -26,6 +26,7 @@ def test_what_cannot_be_compared_is_refused_in_a_line(installation, tmp_path):
         (("--kind", "poems"), "no prompts of the kind 'poems'"),
         (("--count", "11"), "ask for 1 to 10"),
         (("--peers", tmp_path), "docs/bench.md"),
+        (("--quick", "--kind", "chat"), "leave out --kind"),
         (("--wordings", tmp_path / "none.csv"), "cannot read the wordings"),
     ):
         done = installation.run("bench", *arguments)

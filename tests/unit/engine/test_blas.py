@@ -11,7 +11,7 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere MLX brings
 
 
 def python(code: str, **environment: str) -> str:
-    clean = {name: value for name, value in os.environ.items() if name not in blas.THREADING}
+    clean = {name: value for name, value in os.environ.items() if name not in blas.WAITING}
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={**clean, blas.ENVIRONMENT: "", **environment},
@@ -45,10 +45,10 @@ def test_says_which_libraries_it_loaded() -> None:
 
 @linux
 def test_threads_spin_shortly_while_they_wait_unless_told_otherwise() -> None:
-    code = "import os, dflash_engine; print(os.environ.get('GOMP_SPINCOUNT'))"
-    assert python(code) == "10000"
-    assert python(code, OMP_WAIT_POLICY="active") == "None"
-    assert python(code, GOMP_SPINCOUNT="100") == "100"
+    code = "import os, dflash_engine; print(*map(os.environ.get, dflash_engine.blas.WAITING))"
+    assert python(code) == "active 10000"
+    assert python(code, OMP_WAIT_POLICY="passive") == "passive None"
+    assert python(code, GOMP_SPINCOUNT="100") == "None 100"
 
 
 @linux
