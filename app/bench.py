@@ -70,7 +70,7 @@ def run(
         peers=peers_folder,
         repeated=2 if quick else count,
         quoted=2 if quick else count,
-        prefixes=0 if quick else 3,
+        prefixes=0 if quick else min(3, count),
     )
     console = Console(highlight=False)
     told = Console(stderr=True, highlight=False)
@@ -157,6 +157,10 @@ def _options(settings: Settings) -> Options:
     )
 
 
+def _number(value: float | None, digits: int) -> str:
+    return "" if value is None else f"{value:.{digits}f}"
+
+
 def _print(result: dict[str, Any], console: Console) -> None:
     versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
     console.print(
@@ -173,14 +177,13 @@ def _print(result: dict[str, Any], console: Console) -> None:
         ):  # fmt: skip
             table.add_column(name, justify="right")
         for way, of in ways.items():
-            per_round = of["tokens_per_round"]
             table.add_row(
                 way,
-                f"{of['tps']:.1f}",
-                f"{of['ratio']:.2f}",
-                f"{of['median_ratio']:.2f}",
-                f"{of['total_ratio']:.2f}",
-                "" if per_round is None else f"{per_round:.2f}",
+                _number(of["tps"], 1),
+                *(
+                    _number(of[name], 2)
+                    for name in ("ratio", "median_ratio", "total_ratio", "tokens_per_round")
+                ),
                 "" if of["rounds"] is None else str(of["rounds"]),
                 f"{of['prefill_tps']:.0f}",
                 f"{of['peak'] / 1e6:.0f}",

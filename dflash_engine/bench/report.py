@@ -39,26 +39,34 @@ def summary(rows: Sequence[Row], way: str) -> dict[str, Any]:
     mlx-lm to its own; ``median_ratio``: the middle one of the prompts; ``total_ratio``: with the
     reading of the prompts; ``prefill_tps``: prompt tokens a second until the first token; ``peak``:
     bytes; ``kept``: tokens by the drafter they came from; ``identical``: whether all tokens are
-    mlx-lm's.
+    mlx-lm's. A rate is None where nothing took time: an answer may be one token, or be known whole.
     """
     pairs = [(row, row.answers[PLAIN], row.answers[way]) for row in rows if way in row.answers]
     answers = [own for _, _, own in pairs]
     tokens = sum(len(own.tokens) - 1 for own in answers)
     seconds = sum(own.decoding for own in answers)
-    rounds = [own.rounds for own in answers if own.rounds is not None]
+    told = [own.rounds for own in answers if own.rounds is not None]
+    rounds = sum(told) if len(told) == len(answers) else None
     kept = sum((Counter(own.kept) for own in answers), Counter[str]())
-    by_prompt = [_pace(base) / _pace(own) for _, base, own in pairs if _pace(base) and _pace(own)]
-    plain_tokens = sum(len(base.tokens) - 1 for _, base, _ in pairs)
-    plain_seconds = sum(base.decoding for _, base, _ in pairs)
+    tps = _rate(tokens, seconds)
+    plain = _rate(
+        sum(len(base.tokens) - 1 for _, base, _ in pairs),
+        sum(base.decoding for _, base, _ in pairs),
+    )
+    by_prompt = [
+        own_tps / base_tps
+        for base_tps, own_tps in ((_tps(base), _tps(own)) for _, base, own in pairs)
+        if base_tps and own_tps
+    ]
     return {
         "prompts": len(pairs),
-        "tps": tokens / seconds,
-        "ratio": (tokens / seconds) / (plain_tokens / plain_seconds),
-        "median_ratio": median(by_prompt),
+        "tps": tps,
+        "ratio": tps / plain if tps and plain else None,
+        "median_ratio": median(by_prompt) if by_prompt else None,
         "total_ratio": sum(base.total for _, base, _ in pairs) / sum(own.total for own in answers),
         "tokens": tokens,
-        "rounds": sum(rounds) if len(rounds) == len(answers) else None,
-        "tokens_per_round": tokens / sum(rounds) if len(rounds) == len(answers) else None,
+        "rounds": rounds,
+        "tokens_per_round": _rate(tokens, rounds or 0),
         "prefill_tps": sum(row.prompt for row, _, _ in pairs) / sum(own.first for own in answers),
         "peak": max(own.peak for own in answers),
         "kept": dict(kept),
@@ -66,9 +74,12 @@ def summary(rows: Sequence[Row], way: str) -> dict[str, Any]:
     }
 
 
-def _pace(answer: Answer) -> float:
-    # Seconds a token.
-    return answer.decoding / max(len(answer.tokens) - 1, 1)
+def _rate(count: int, of: float) -> float | None:
+    return count / of if count and of else None
+
+
+def _tps(answer: Answer) -> float | None:
+    return _rate(len(answer.tokens) - 1, answer.decoding)
 
 
 def report(
@@ -151,7 +162,7 @@ def plot(result: Mapping[str, Any], path: Path) -> None:
         places = [i for i, kind in enumerate(kinds) if way in kinds[kind]]
         speed.bar(
             [i + (number - (len(ways) - 1) / 2) * width for i in places],
-            [list(kinds.values())[i][way]["ratio"] for i in places],
+            [list(kinds.values())[i][way]["ratio"] or 0 for i in places],
             width,
             label=way,
         )

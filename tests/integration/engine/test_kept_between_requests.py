@@ -65,11 +65,13 @@ def test_forgetting_goes_before_those_who_wait() -> None:
         assert collect(waiting).stats.reused == 0, "nothing was left of the prompt"
 
 
-def test_what_rests_on_no_document_that_has_gone_is_kept() -> None:
+def test_prefixes_go_with_any_document_and_answers_with_their_own() -> None:
     with open_engine(None) as engine:
-        engine.generate(PROMPT, max_tokens=2)
-        engine.forget(set())
-        assert engine.generate(PROMPT, max_tokens=2).stats.reused > 0
+        engine.generate(PROMPT, max_tokens=40, owners={"menu.pdf"})
+        engine.forget({"hours.pdf"})
+        stats = engine.generate(PROMPT, max_tokens=40).stats
+        assert stats.reused == 0
+        assert stats.kept["memory"] > 20
 
 
 def test_the_answer_to_a_seed_does_not_depend_on_how_many_tokens_are_drafted() -> None:

@@ -137,9 +137,9 @@ def test_metadata_is_the_models(llm: DFlashLLM, engine: DFlash) -> None:
 def test_fields_describe_the_engine_and_load_one_when_none_is_given() -> None:
     llm = DFlashLLM(target_model=str(tiny.llama()), draft_model=str(tiny.draft()), max_tokens=4)
     try:
-        assert llm.complete("a").raw["drafter"] == "block"  # type: ignore[index]
+        assert llm.complete("a").raw["drafter"] == "composed"  # type: ignore[index]
         again = DFlashLLM(llm._engine)
-        assert (again.draft_model, again.drafter) == ("draft", "block")
+        assert (again.draft_model, again.drafter) == ("draft", "composed")
     finally:
         llm._engine.close()
 
