@@ -185,21 +185,29 @@ class Pace:
 
     PRIOR = 1.0  # rounds of a width that all rounds together count for
     LATELY = 16.0  # rounds of a width that are remembered
+    EVERY = 24  # rounds, among which one is plain: what speculation is compared with
     OUTLIER = 2.0  # a round counts as at most so many times what was expected
 
     def __init__(self, costs: Costs) -> None:
         self._costs = costs
         self._all: float | None = None
         self._widths: dict[int, tuple[float, float]] = {}  # the factor, and its rounds
+        self._drafted = 0  # rounds since the last plain one
 
     def forward(self, rows: int, context: int) -> float:
         """Seconds of a target forward of ``rows`` behind ``context`` tokens, as they are now."""
         return self._costs.forward(rows, context) * self._factor(rows)
 
+    @property
+    def wants_plain(self) -> bool:
+        """Whether it is long ago that a forward had one row: its cost may not be known any more."""
+        return self._drafted >= self.EVERY
+
     def learn(self, rows: int, context: int, seconds: float) -> None:
         """A forward took ``seconds``; 0 if the clock could not tell."""
         if seconds <= 0:
             return
+        self._drafted = self._drafted + 1 if rows > 1 else 0
         ratio = seconds / self._costs.forward(rows, context)
         if self._all is None:
             self._all = ratio

@@ -156,6 +156,8 @@ class ComposedProposer:
             return self._fixed(guesses, min(most, self._drafter.width), room)
         costs, counts = self._drafter.costs, self._drafter.kept
         pace = self._drafter.pace
+        if pace.wants_plain:
+            return _Plan(0.0)
         forwards = [pace.forward(1 + n, context) for n in range(min(most, LONGEST) + 1)]
         plans = [_Plan(1 / forwards[0])]
         if room:

@@ -71,6 +71,25 @@ def begin(composed: Compose):
     return composed.begin(Sampling(), None)
 
 
+def test_a_width_that_was_measured_too_cheap_is_found_out() -> None:
+    # Two rows were measured to cost what one costs; they cost half as much again.
+    now = [0.0]
+    composed = Compose(
+        [Copies("a", [Guess([1], [0.2], 3)])],
+        None,
+        Costs(rows=((1, 1.0), (2, 1.0))),
+        clock=lambda: now[0],
+    )
+    proposer = begin(composed)
+    drafted = 0
+    for _ in range(300):
+        width = len(proposer.propose([5], 9).tokens)
+        drafted += width
+        now[0] += 1.0 + 0.5 * width
+        proposer.judge(0, width)
+    assert drafted < 60
+
+
 SURE = Guess([1, 2, 3, 4], [0.95] * 4, 5)
 DOUBTFUL = Guess([7, 8], [0.05] * 2, 1)
 

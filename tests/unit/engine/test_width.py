@@ -66,6 +66,16 @@ def test_what_rounds_take_corrects_what_was_measured() -> None:
     assert pace.forward(4, 0) > 5 * COSTS.forward(4), "slower all in all, as far as is known"
 
 
+def test_now_and_then_a_round_is_to_be_plain() -> None:
+    pace = Pace(COSTS)
+    for _ in range(Pace.EVERY):
+        assert not pace.wants_plain
+        pace.learn(2, 0, 1.2)
+    assert pace.wants_plain
+    pace.learn(1, 0, 1.0)
+    assert not pace.wants_plain
+
+
 def test_a_stall_in_one_round_changes_little() -> None:
     pace = Pace(COSTS)
     for _ in range(20):
