@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from dflash_engine import hub
 from dflash_engine.bench import peers, prompts
 from dflash_engine.bench.prompts import Prompt
-from dflash_engine.bench.report import PLAIN, plot
+from dflash_engine.bench.report import COMPOSED, PLAIN, WRONG, plot
 from dflash_engine.bench.run import Plan
 from dflash_engine.bench.run import run as compare
 from dflash_engine.parts import Options
@@ -83,7 +84,7 @@ def run(
         _print(result, console)
     if plot_to:
         plot(result, plot_to)
-    own = {"none", "lookup", "block", "small", "composed", "always wrong"}
+    own = {"none", "lookup", "block", "small", COMPOSED, WRONG}
     wrong = [
         f"{way} ({kind})"
         for kind, ways in result["kinds"].items()
@@ -190,10 +191,10 @@ def _print(result: dict[str, Any], console: Console) -> None:
                 "yes" if of["identical"] else "NO",
             )
         console.print(table)
-        kept = ways.get("composed", {}).get("kept")
+        kept = ways.get(COMPOSED, {}).get("kept")
         if kept:
             told = ", ".join(f"{name} {count}" for name, count in kept.items())
-            console.print(f"composed, tokens kept of {ways['composed']['tokens']}: {told}")
+            console.print(f"composed, tokens kept of {ways[COMPOSED]['tokens']}: {told}")
             widths = Counter(width for answer in result["widths"][kind] for width in answer)
             told = ", ".join(f"{width}: {count}" for width, count in sorted(widths.items()))
             console.print(f"rounds by the tokens they checked beside the anchor: {told}")
@@ -204,4 +205,4 @@ def _print(result: dict[str, Any], console: Console) -> None:
             f"{memory / cold:.2f} of that, from disk {disk / cold:.2f}"
         )
     for way, why in result["failed"].items():
-        console.print(f"{way}: [red]failed[/red]: {why}", markup=True)
+        console.print(f"{way}: [red]failed[/red]: {escape(why)}")

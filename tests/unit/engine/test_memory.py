@@ -3,13 +3,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from saving import save_threads, soon
 
 from dflash_engine.drafters import chains, memory_file
 from dflash_engine.drafters.memory import DOUBT, LEAST, LONGEST, WIDEST, Memory
@@ -345,17 +346,6 @@ def test_no_more_is_remembered_than_allowed(sizes: list[tuple[bool, int]], most:
 
 
 # Its file.
-
-
-def save_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "dflash-memory"]
-
-
-def soon(happened: Callable[[], bool]) -> bool:
-    until = time.monotonic() + 10
-    while not (done := happened()) and time.monotonic() < until:
-        time.sleep(0.01)
-    return done
 
 
 @given(

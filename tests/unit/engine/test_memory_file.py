@@ -6,13 +6,13 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
 import numpy as np
 import pytest
+from saving import save_threads, soon
 
 from dflash_engine.drafters import memory_file
 from dflash_engine.drafters.memory_file import Content, MemoryFile, Text
@@ -24,17 +24,6 @@ NEVER = 3600.0  # seconds; a test is over before
 def _no_thread_is_left() -> Iterator[None]:
     yield
     assert soon(lambda: not save_threads())
-
-
-def save_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "dflash-memory"]
-
-
-def soon(happened: Callable[[], bool]) -> bool:
-    until = time.monotonic() + 10
-    while not (done := happened()) and time.monotonic() < until:
-        time.sleep(0.01)
-    return done
 
 
 class Kept:
