@@ -237,8 +237,8 @@ class Kept:
     that what failed is tried again now and then.
     """
 
-    PRIOR = 2.0  # tries that an expectation counts for
-    LATELY = 12.0  # tries that are remembered
+    PRIOR = 1.0  # tries that an expectation counts for
+    LATELY = 24.0  # tries that are remembered
     FADE = 0.998  # a round, whether tried in it or not
 
     def __init__(self) -> None:
