@@ -21,7 +21,7 @@ def server(models, tmp_path_factory):
     folder = tmp_path_factory.mktemp("page")
     (folder / "data").mkdir()
     shutil.copy(SAMPLES / "hours-and-returns.pdf", folder / "data")
-    env = environment(models=models, data=folder / "data", home=folder / "home")
+    env = environment(models=models, data=folder / "data", home=folder / "home", drafter="none")
     with Server(folder / "home", env) as server:
         done = command("ingest", env=env, cwd=folder)
         assert done.returncode == 0, done.stderr
