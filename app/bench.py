@@ -1,6 +1,7 @@
 """``dflash-rag bench``: this machine's speed, beside mlx-lm and other engines."""
 
 import json
+import os
 import sys
 import tempfile
 from collections import Counter
@@ -13,14 +14,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from dflash_engine import hub
 from dflash_engine.bench import peers, prompts
 from dflash_engine.bench.prompts import Prompt
 from dflash_engine.bench.report import COMPOSED, PLAIN, WRONG, plot
 from dflash_engine.bench.run import Plan
 from dflash_engine.bench.run import run as compare
-from dflash_engine.parts import Options
-from dflash_engine.registry import find_draft
+from dflash_engine.options import Options
 from ingest import Home, Index, Passage
 
 from .errors import AppError
@@ -48,7 +47,7 @@ def run(
     if quick and (kinds or wordings):
         raise AppError("--quick has prompts of its own: leave out --kind and --wordings")
     if plot_to:
-        _require_matplotlib()
+        _require_plots(plot_to)
     if peers_folder and not peers.installed(peers_folder):
         raise AppError(
             f"none of {', '.join(peers.DRIVERS)} is installed in {peers_folder}: each needs a "
@@ -127,34 +126,32 @@ def _as_the_product_asks(settings: Settings, asked: Sequence[Prompt]) -> list[Pr
             return [each.composed(compose) for each in asked]
 
 
-def _require_matplotlib() -> None:
+def _require_plots(path: Path) -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError:
         raise AppError(
             "a plot needs matplotlib: pip install 'dflash-rag[bench]', or leave out --plot"
         ) from None
+    from matplotlib.figure import Figure
+
+    formats = Figure().canvas.get_supported_filetypes()
+    if path.suffix[1:] not in formats:
+        raise AppError(f"--plot {path}: name a file that ends in .png")
+    if not os.access(path.parent, os.W_OK):
+        raise AppError(f"--plot {path}: cannot write in {path.parent}")
 
 
 def _options(settings: Settings) -> Options:
-    models = settings.models_folder
-    draft: str | None = settings.draft_model
-    if draft in ("auto", "none"):
-        draft = find_draft(settings.target_model, models) if draft == "auto" else None
-    return Options(
-        target_name=hub.short_name(settings.target_model),
-        target=hub.resolve(settings.target_model, models),
-        draft=hub.resolve(draft, models) if draft else None,
+    return Options.of(
+        settings.target_model,
+        None if settings.draft_model == "none" else settings.draft_model,
         drafter="composed",
+        models=settings.models_folder,
         precision=settings.precision,
         draft_bits=settings.draft_bits,
         kv_bits=settings.kv_bits,
         context=settings.context,
-        width=None,
-        store=None,
-        prefix_bytes=0,
-        prefix_disk_bytes=0,
-        memory_tokens=1_000_000,
     )
 
 

@@ -52,7 +52,7 @@ def ingest(
             kept = store(settings)
 
             def forget() -> None:
-                parts.forget(kept, lambda ids: gone(index, ids))
+                parts.forget(kept, settings.memory_tokens, lambda ids: gone(index, ids))
 
             return work(index, paths, on_event, forget, rebuild).to_dict()
 

@@ -1,7 +1,6 @@
 """DFlash: a target, a drafter, one thread that owns them, and text in and out."""
 
 import itertools
-import os
 import re
 import threading
 import time
@@ -10,24 +9,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
-from . import hub
 from .constrain import Constraint
 from .decode import decode
 from .detokenize import Detokenizer
-from .drafters.compose import LONGEST
-from .drafters.kind import kind_of
 from .drafters.memory import Memory
 from .errors import EngineClosedError, PromptTooLongError, UnsupportedTargetError
 from .fit import Precision
-from .parts import Options, Parts
+from .options import Bits, DrafterName, Options
+from .parts import Parts
 from .parts import load as load_parts
-from .registry import find_draft
 from .sampling import Sampler, Sampling
 from .worker import Stream, Worker
 
-DrafterName = Literal["auto", "none", "lookup", "block", "small", "composed"]
 FinishReason = Literal["stop", "length"]
 _TAIL = 4  # of a prompt, remembered before its answer, so that the first words can be proposed
 Message = Mapping[str, str]
@@ -134,8 +129,8 @@ class DFlash:
         drafter: DrafterName = "auto",
         models: Path | None = None,
         precision: Precision = "auto",
-        draft_bits: Literal[4, 8] | None = None,
-        kv_bits: Literal[4, 8] | None = None,
+        draft_bits: Bits | None = None,
+        kv_bits: Bits | None = None,
         context: int | None = None,
         strict: bool = False,
         width: int | None = None,
@@ -147,49 +142,11 @@ class DFlash:
         max_waiting: int = 32,
         prefill_step: int = 512,
     ) -> None:
-        if drafter not in get_args(DrafterName):
-            raise ValueError(f"drafter {drafter!r} is none of {', '.join(get_args(DrafterName))}")
-        for name, bits in (("draft_bits", draft_bits), ("kv_bits", kv_bits)):
-            if bits not in (None, 4, 8):
-                raise ValueError(f"{name} must be 4, 8 or None, not {bits}")
-        models = models or default_models()
-        target_folder = hub.resolve(target_model, models)
-        if draft_model == "auto":
-            by_itself = drafter in ("none", "lookup")
-            draft_model = None if by_itself else find_draft(target_model, models)
-        draft_folder = hub.resolve(draft_model, models) if draft_model else None
-        kind = kind_of(draft_folder) if draft_folder else None
-        if drafter == "auto":
-            drafter = "composed"
-        if drafter in ("block", "small"):
-            if kind != drafter:
-                raise ValueError(
-                    f"drafter {drafter!r} needs a draft_model of that kind, not {kind}"
-                )
-        elif drafter in ("none", "lookup") and draft_folder:
-            raise ValueError(f"drafter {drafter!r} has no use for a draft_model: leave one out")
-        if draft_bits and kind == "small":
-            raise ValueError("draft_bits is for a DFlash draft: a small model stays as stored")
-        if prefix_disk_bytes and not (store and prefix_bytes):
-            raise ValueError("prefix_disk_bytes needs a store, and prefix_bytes to read them into")
-        if width is not None and not 0 <= width <= LONGEST:
-            raise ValueError(f"width must be between 0 and {LONGEST}, not {width}")
-        if width is not None and drafter != "composed":
-            raise ValueError(f"width is for drafter 'composed', not {drafter!r}")
-        self.target_name = hub.short_name(target_model)
-        self.draft_name = hub.short_name(draft_model) if draft_model else None
-        self.drafter_name = drafter
-        self._template_args = dict(template_args or {})
-        self._prefill_step = prefill_step
-        self._tokenizing = threading.Lock()  # fast tokenizers refuse two callers at once
-        self._loaded: Parts | None = None
-        self._strict = strict
-        self._worker = Worker(f"dflash-{self.target_name}", max_waiting)
-        options = Options(
-            target_name=self.target_name,
-            target=target_folder,
-            draft=draft_folder,
+        options = Options.of(
+            target_model,
+            draft_model,
             drafter=drafter,
+            models=models,
             precision=precision,
             draft_bits=draft_bits,
             kv_bits=kv_bits,
@@ -200,6 +157,15 @@ class DFlash:
             prefix_disk_bytes=prefix_disk_bytes,
             memory_tokens=memory_tokens,
         )
+        self.target_name = options.target_name
+        self.draft_name = options.draft_name
+        self.drafter_name = options.drafter
+        self._template_args = dict(template_args or {})
+        self._prefill_step = prefill_step
+        self._tokenizing = threading.Lock()  # fast tokenizers refuse two callers at once
+        self._loaded: Parts | None = None
+        self._strict = strict
+        self._worker = Worker(f"dflash-{self.target_name}", max_waiting)
 
         def load() -> Iterator[Parts]:
             yield load_parts(options)
@@ -467,8 +433,3 @@ def collect(deltas: Iterator[Delta] | Stream[Delta]) -> Generation:
 def _special_tokens(tokenizer: Any) -> re.Pattern[str]:
     names = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
     return re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True))) or "(?!)")
-
-
-def default_models() -> Path:
-    """``$DFLASH_RAG_HOME/models``, or ``var/models`` under the working folder."""
-    return Path(os.environ.get("DFLASH_RAG_HOME", "var")) / "models"

@@ -6,10 +6,10 @@ import json
 import logging
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Literal
 
 from . import fit, hub
 from .drafters import Drafter
@@ -19,34 +19,14 @@ from .drafters.kind import kind_of
 from .drafters.lookup import Lookup
 from .drafters.memory import Memory
 from .drafters.small import Small
-from .fit import Precision
+from .options import Options
 from .prefix import Prefixes
 from .targets import Target
 from .targets import load as load_target
 from .width import load_or_measure
 
-DrafterName = Literal["none", "lookup", "block", "small", "composed"]
 _LOG = logging.getLogger(__name__)
 _MEMORY, _PREFIXES = "memory.bin", "prefixes"  # in an engine's store
-
-
-@dataclass(frozen=True)
-class Options:
-    """The settings of :class:`dflash_engine.DFlash`, with models resolved to folders."""
-
-    target_name: str
-    target: Path
-    draft: Path | None
-    drafter: DrafterName
-    precision: Precision
-    draft_bits: int | None
-    kv_bits: int | None
-    context: int | None
-    width: int | None
-    store: Path | None
-    prefix_bytes: int
-    prefix_disk_bytes: int
-    memory_tokens: int
 
 
 @dataclass(frozen=True)
@@ -104,6 +84,8 @@ def load(options: Options) -> Parts:
     memory = None
     if options.drafter == "composed" and options.memory_tokens:
         memory = Memory(store and store / _MEMORY, key=weights, most_tokens=options.memory_tokens)
+    if store:
+        _remove_unused(store, memory=memory is not None, prefixes=options.prefix_disk_bytes > 0)
     drafter = _drafter(options, target, memory, identity)
     prefixes = None
     if options.prefix_bytes:
@@ -116,15 +98,25 @@ def load(options: Options) -> Parts:
     return Parts(target, drafter, memory, prefixes, wired)
 
 
-def forget(store: Path, gone: Callable[[set[str]], set[str]]) -> None:
+def forget(store: Path, memory_tokens: int, gone: Callable[[set[str]], set[str]]) -> None:
     """What :meth:`dflash_engine.DFlash.forget` does, in the store of an engine that is not running.
 
     ``gone`` is given the documents that something is remembered of, and returns those to forget.
     """
-    memory = Memory(store / _MEMORY, key=None)
-    memory.forget(*gone(memory.owners))
-    memory.close()
-    shutil.rmtree(store / _PREFIXES, ignore_errors=True)
+    if memory_tokens:
+        memory = Memory(store / _MEMORY, key=None, most_tokens=memory_tokens)
+        memory.forget(*gone(memory.owners))
+        memory.close()
+    _remove_unused(store, memory=memory_tokens > 0, prefixes=False)
+
+
+def _remove_unused(store: Path, *, memory: bool, prefixes: bool) -> None:
+    # What an earlier engine kept there and this one has no use for: nobody would make it forget.
+    if not memory:
+        with suppress(FileNotFoundError):
+            (store / _MEMORY).unlink()
+    if not prefixes:
+        shutil.rmtree(store / _PREFIXES, ignore_errors=True)
 
 
 def _drafter(

@@ -12,7 +12,8 @@ from typing import Any
 
 from .. import blas, fit
 from ..drafters.compose import Compose
-from ..parts import Options, Parts
+from ..options import Options
+from ..parts import Parts
 from .answer import Answer
 
 PLAIN = "mlx-lm"  # the way that all others are compared with

@@ -17,8 +17,9 @@ from ..drafters import Drafter
 from ..drafters.compose import Compose
 from ..drafters.lookup import Lookup
 from ..drafters.small import Small
-from ..errors import EngineError
-from ..parts import Options, Parts
+from ..errors import EngineError, PromptTooLongError
+from ..options import Options
+from ..parts import Parts
 from ..parts import load as load_parts
 from ..prefix import Prefixes
 from ..quote import Quote, Sentence
@@ -59,7 +60,7 @@ def run(options: Options, plan: Plan, tell: Callable[[str], None]) -> dict[str, 
 
     ``options`` are an engine's; whatever its ``drafter``, all are compared, and nothing of what the
     engine keeps is read or changed. A peer that fails is reported with its error. Raises as loading
-    an engine does.
+    an engine does, and PromptTooLongError.
     """
     tell("loading the models, and measuring forwards")
     parts = load_parts(replace(options, drafter="composed", store=None, prefix_bytes=0))
@@ -87,10 +88,20 @@ class _Bench:
         self.versions: dict[str, str] = {}
         assert isinstance(parts.drafter, Compose)
         self._composed = parts.drafter
+        self._require_room()
         self.ways = self._own() | self._peers(options, stack)
         warm = (range(3, 3 + _WARM[0]), _WARM[1])
         for name, way in list(self.ways.items()):
             self._answer(name, way, *warm)
+
+    def _require_room(self) -> None:
+        asked = [m for p in self.plan.prompts for m in (p.messages, p.earlier) if m]
+        longest = max(len(self._tokens(messages)) for messages in asked) + self.plan.tokens
+        if longest > (context := self.parts.target.context):
+            raise PromptTooLongError(
+                f"the longest prompt and its answer take {longest} tokens, and the target reads at "
+                f"most {context}: ask for shorter answers, or leave out that kind of prompts"
+            )
 
     def _own(self) -> dict[str, Way]:
         target, composed = self.parts.target, self._composed

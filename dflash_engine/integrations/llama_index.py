@@ -24,7 +24,8 @@ from llama_index.core.bridge.pydantic import Field, PrivateAttr
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
 from llama_index.core.llms.custom import CustomLLM
 
-from ..engine import Delta, DFlash, DrafterName
+from ..engine import Delta, DFlash
+from ..options import DrafterName
 from ..worker import Stream
 
 T = TypeVar("T")

@@ -34,7 +34,7 @@ from mlx_lm.utils import _get_classes
 from dflash_engine.decode import decode
 from dflash_engine.drafters import Drafter
 from dflash_engine.drafters.block import Block
-from dflash_engine.engine import default_models
+from dflash_engine.options import default_models
 from dflash_engine.sampling import Sampler, Sampling
 from dflash_engine.targets import Target, load
 

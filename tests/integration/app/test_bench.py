@@ -28,6 +28,9 @@ def test_what_cannot_be_compared_is_refused_in_a_line(installation, tmp_path):
         (("--peers", tmp_path), "docs/bench.md"),
         (("--quick", "--kind", "chat"), "leave out --kind"),
         (("--wordings", tmp_path / "none.csv"), "cannot read the wordings"),
+        (("--plot", tmp_path / "none" / "bench.png"), f"cannot write in {tmp_path / 'none'}"),
+        (("--plot", tmp_path / "bench"), "name a file that ends in .png"),
+        (("--tokens", "9000", "--count", "1"), "ask for shorter answers"),
     ):
         done = installation.run("bench", *arguments)
         assert done.returncode == 3

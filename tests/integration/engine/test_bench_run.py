@@ -14,7 +14,7 @@ from dflash_engine.bench.report import plot
 from dflash_engine.bench.run import Plan, run
 from dflash_engine.bench.ways import Wrong, mlx_lm, ours
 from dflash_engine.drafters.compose import Compose
-from dflash_engine.parts import Options
+from dflash_engine.options import Options
 from dflash_engine.targets import load
 from dflash_engine.width import Costs
 
@@ -37,21 +37,7 @@ COUNT = {
 
 
 def options(draft: Path | None = None) -> Options:
-    return Options(
-        target_name="llama",
-        target=tiny.llama(end_weight=0.0),
-        draft=draft,
-        drafter="composed",
-        precision="auto",
-        draft_bits=None,
-        kv_bits=None,
-        context=None,
-        width=None,
-        store=None,
-        prefix_bytes=0,
-        prefix_disk_bytes=0,
-        memory_tokens=10_000,
-    )
+    return Options.of(str(tiny.llama(end_weight=0.0)), draft and str(draft), memory_tokens=10_000)
 
 
 def bench(draft: Path | None = None, **plan: Any) -> tuple[dict[str, Any], list[str]]:

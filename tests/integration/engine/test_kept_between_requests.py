@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 import tiny
 
-from dflash_engine import DFlash
+from dflash_engine import DFlash, parts
 from dflash_engine.constrain import Choice
+from dflash_engine.drafters.memory import Memory
 from dflash_engine.engine import collect
 
 PROMPT = "The quick brown fox jumps over the lazy dog. " * 3
@@ -103,6 +104,35 @@ def test_an_answer_without_owners_or_one_cut_short_is_not_remembered() -> None:
         stream.cancel()
         engine.generate(PROMPT, max_tokens=1)
         assert engine.memory.size == 0
+
+
+@pytest.fixture
+def full_store(tmp_path: Path) -> Path:
+    with open_engine(tmp_path) as engine:
+        for owner in ("menu.pdf", "hours.pdf"):
+            engine.generate(owner + PROMPT, max_tokens=40, owners={owner})
+    return tmp_path
+
+
+@pytest.mark.parametrize("options", [{"memory_tokens": 0}, {"drafter": "lookup"}])
+def test_what_an_engine_does_not_use_is_removed(full_store: Path, options: dict[str, Any]) -> None:
+    # As this engine would never be made to forget it.
+    with DFlash(str(tiny.llama(end_weight=0.0)), store=full_store, **options):
+        names = {path.name.split("-")[0] for path in full_store.iterdir()}
+        assert names == {"costs"}
+
+
+def test_a_store_without_an_engine_forgets_too(full_store: Path) -> None:
+    path = full_store / "memory.bin"
+    held = Memory(path, key=None).size
+    parts.forget(full_store, 10_000, lambda owners: owners - {"hours.pdf"})
+    left = Memory(path, key=None)
+    assert left.owners == {"hours.pdf"}
+    assert 0 < left.size < held
+    assert not (full_store / "prefixes").exists()
+    parts.forget(full_store, 0, lambda owners: set())
+    assert not path.exists()
+    parts.forget(full_store, 0, lambda owners: set())  # with nothing there
 
 
 def test_what_is_not_wanted_is_not_kept(tmp_path: Path) -> None:
