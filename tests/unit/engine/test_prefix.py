@@ -632,9 +632,9 @@ def test_a_file_is_a_safetensors_file_for_its_owner_alone(
     assert arrays["0"].shape == (1, 1, 3, 4)
 
 
-def test_what_is_written_is_what_was_put(
-    stores: Callable[..., Prefixes], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def disk_waits(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Until it is set, nothing is written."""
     go_on = threading.Event()
     write = prefix_disk.Disk._write
 
@@ -643,6 +643,12 @@ def test_what_is_written_is_what_was_put(
         write(*args)
 
     monkeypatch.setattr(prefix_disk.Disk, "_write", slowly)
+    return go_on
+
+
+def test_what_is_written_is_what_was_put(
+    stores: Callable[..., Prefixes], disk_waits: threading.Event
+) -> None:
     tokens = list(range(10, 50))
     store = stores()
     layers = plain(tokens)
@@ -651,25 +657,17 @@ def test_what_is_written_is_what_was_put(
     hit = found(store.find([*tokens, 3]))  # which does not wait for the disk
     read(hit.layers, [1, 2])
     hit.layers[0].keys[...] = 0
-    go_on.set()
+    disk_waits.set()
     assert seen(found(stores().find([*tokens, 3])).layers) == seen(plain(tokens))
 
 
 def test_what_goes_before_it_is_written_is_not_written(
-    stores: Callable[..., Prefixes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stores: Callable[..., Prefixes], tmp_path: Path, disk_waits: threading.Event
 ) -> None:
-    go_on = threading.Event()
-    write = prefix_disk.Disk._write
-
-    def slowly(*args: Any) -> None:
-        go_on.wait(10)
-        write(*args)
-
-    monkeypatch.setattr(prefix_disk.Disk, "_write", slowly)
     store = stores(memory_bytes=2 * 10 * ROW)
     for n in range(5):
         store.put([n] * 10, plain([n] * 10))
-    go_on.set()
+    disk_waits.set()
     store.flush()
     # The first one may be under way when the second comes.
     assert len(files(tmp_path)) in (1, 2)
