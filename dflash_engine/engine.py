@@ -1,7 +1,6 @@
 """DFlash: a target, a drafter, one thread that owns them, and text in and out."""
 
 import itertools
-import re
 import threading
 import time
 from collections import Counter
@@ -11,11 +10,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from .chat import ChatTemplate, Message
 from .constrain import Constraint
 from .decode import decode
 from .detokenize import Detokenizer
 from .drafters.memory import Memory
-from .errors import EngineClosedError, PromptTooLongError, UnsupportedTargetError
+from .errors import EngineClosedError, PromptTooLongError
 from .fit import Precision
 from .options import Bits, DrafterName, Options
 from .parts import Parts
@@ -25,7 +25,6 @@ from .worker import Stream, Worker
 
 FinishReason = Literal["stop", "length"]
 _TAIL = 4  # of a prompt, remembered before its answer, so that the first words can be proposed
-Message = Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -160,7 +159,6 @@ class DFlash:
         self.target_name = options.target_name
         self.draft_name = options.draft_name
         self.drafter_name = options.drafter
-        self._template_args = dict(template_args or {})
         self._prefill_step = prefill_step
         self._tokenizing = threading.Lock()  # fast tokenizers refuse two callers at once
         self._loaded: Parts | None = None
@@ -172,7 +170,7 @@ class DFlash:
 
         try:
             self._loaded = next(iter(self._worker.submit(load)))
-            self._special = _special_tokens(self.tokenizer)
+            self._chat = ChatTemplate(self.tokenizer, self.target_name, template_args or {})
         except BaseException:
             self.close()
             raise
@@ -233,28 +231,11 @@ class DFlash:
         return self.stream(self.chat_prompt(messages), **options)
 
     def chat_prompt(self, messages: Sequence[Message]) -> list[int]:
-        """The tokens that the target's chat template makes of ``messages``.
-
-        The names of the target's special tokens are taken out of the contents: a text cannot end
-        its own turn, or begin another's.
+        """The tokens that the target's chat template makes of ``messages``: see
+        :class:`dflash_engine.chat.ChatTemplate`.
         """
-        if not self.tokenizer.has_chat_template:
-            raise UnsupportedTargetError(
-                f"{self.target_name} has no chat template: use generate() with a prompt"
-            )
         with self._tokenizing:
-            prompt = self.tokenizer.apply_chat_template(
-                [{k: self._plain_text(v) for k, v in message.items()} for message in messages],
-                add_generation_prompt=True,
-                **self._template_args,
-            )
-        return [int(token) for token in prompt]
-
-    def _plain_text(self, text: str) -> str:
-        # Again until none is left: taking one out can put another together.
-        while (shorter := self._special.sub("", text)) != text:
-            text = shorter
-        return text
+            return self._chat(messages)
 
     def stream(
         self,
@@ -428,8 +409,3 @@ def collect(deltas: Iterator[Delta] | Stream[Delta]) -> Generation:
         last.finish_reason,
         last.stats,
     )
-
-
-def _special_tokens(tokenizer: Any) -> re.Pattern[str]:
-    names = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
-    return re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True))) or "(?!)")

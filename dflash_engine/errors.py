@@ -35,6 +35,12 @@ class NotEnoughMemoryError(EngineError):
     """
 
 
+class TrainingError(EngineError):
+    """A draft cannot be trained, or a trained one not be written, as asked for; the message names
+    the reason.
+    """
+
+
 class PromptTooLongError(EngineError, ValueError):
     """Prompt and answer together exceed the target's context window. HTTP 422."""
 

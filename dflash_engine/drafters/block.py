@@ -8,8 +8,9 @@ from numpy.typing import NDArray
 
 from ..errors import UnsupportedDraftError
 from ..sampling import Distribution, Draft, Sampling
-from ..targets import Target
+from ..targets import Target, head_over
 from . import block_checkpoint, block_model
+from .block_checkpoint import BlockConfig
 from .context import Context, ContextSnapshot
 
 CANDIDATES = 64  # tokens a slot is drawn from above temperature 0
@@ -29,7 +30,7 @@ class Block:
             raise ValueError(f"bits must be 4, 8 or None, not {bits}")
         checkpoint = block_checkpoint.read(folder)
         self.config = checkpoint.config
-        self._require_made_for(target, folder.name)
+        require_made_for(self.config, target, folder.name)
         full = target.embedding(mx.array([[0]])).dtype == mx.float32
         # With fp32 activations 16-bit weights would be converted at each call.
         self.model = block_model.build(checkpoint, mx.float32 if full else None, bits)
@@ -38,31 +39,12 @@ class Block:
         self._scale = self.config.embedding_scale
         if self.config.scales_embedding:
             self._scale *= target.embedding_scale
-        self._head = target.head if checkpoint.vocabulary is None else self.model.lm_head
         self.vocabulary = checkpoint.vocabulary
+        self._head = target.head
+        if self.vocabulary is not None:
+            has_own = "lm_head" in self.model
+            self._head = self.model.lm_head if has_own else head_over(target, self.vocabulary)
         target.tap(self.taps)
-
-    def _require_made_for(self, target: Target, name: str) -> None:
-        config, depth = self.config, len(target.layers)
-        wrong = [
-            f"its {what} is {draft}, that of {target.name} {own}"
-            for what, draft, own in (
-                ("hidden_size", config.hidden_size, target.hidden_size),
-                ("vocab_size", config.vocab_size, target.vocab_size),
-                ("num_target_layers", config.num_target_layers or depth, depth),
-            )
-            if draft != own
-        ]
-        beyond = [index for index in config.target_layers if not 0 <= index < depth]
-        if beyond:
-            wrong.append(f"it reads layers {beyond}, {target.name} has {depth}")
-        if not 0 <= config.mask_token < target.vocab_size:
-            wrong.append(f"its mask_token_id {config.mask_token} is no token of {target.name}")
-        if wrong:
-            raise UnsupportedDraftError(
-                f"draft {name} was made for another target: {'; '.join(wrong)}. Use a draft made "
-                f"for {target.name}"
-            )
 
     def begin(self, sampling: Sampling, seed: int | None) -> "BlockProposer":
         """Start with an empty context."""
@@ -93,6 +75,30 @@ class Block:
         if self.config.softcap:
             logits = mx.tanh(logits / self.config.softcap) * self.config.softcap
         return hidden[0], logits
+
+
+def require_made_for(config: BlockConfig, target: Target, name: str) -> None:
+    """Raise UnsupportedDraftError where draft ``name`` does not fit ``target``."""
+    depth = len(target.layers)
+    wrong = [
+        f"its {what} is {draft}, that of {target.name} {own}"
+        for what, draft, own in (
+            ("hidden_size", config.hidden_size, target.hidden_size),
+            ("vocab_size", config.vocab_size, target.vocab_size),
+            ("num_target_layers", config.num_target_layers or depth, depth),
+        )
+        if draft != own
+    ]
+    beyond = [index for index in config.target_layers if not 0 <= index < depth]
+    if beyond:
+        wrong.append(f"it reads layers {beyond}, {target.name} has {depth}")
+    if not 0 <= config.mask_token < target.vocab_size:
+        wrong.append(f"its mask_token_id {config.mask_token} is no token of {target.name}")
+    if wrong:
+        raise UnsupportedDraftError(
+            f"draft {name} was made for another target: {'; '.join(wrong)}. Use a draft made "
+            f"for {target.name}"
+        )
 
 
 class BlockProposer:

@@ -2,7 +2,9 @@
 
 Block drafts share one network, a few Qwen3-like layers, and come in four packagings:
 
-- ``dflash`` and ``dflash2``: z-lab's own and SpecForge's. Embedding and head are the target's.
+- ``dflash`` and ``dflash2``: z-lab's own and SpecForge's. Embedding and head are the target's. Some
+  made by :mod:`dflash_engine.training` have a ``d2t``, as speculators' do, and no head: then the
+  target's is used, over that part of the vocabulary.
 - ``block7``: DeepSpec's. Each slot of the block predicts the token *after* its place.
 - ``speculators``: vLLM's. The layers' config is nested, taps are counted from the embedding, and
   the head may be one of its own over a part of the vocabulary.
@@ -75,8 +77,9 @@ class BlockConfig:
 class Checkpoint:
     """A draft folder's contents; ``tensors`` are read from disk when first used.
 
-    ``vocabulary`` [draft vocab], ascending, are the target's tokens that the draft's own head
-    (``lm_head.weight``) gives logits of; None where the target's head is used.
+    ``vocabulary`` [draft vocab], ascending, are the target's tokens that the draft gives logits of,
+    by its own head (``lm_head.weight``) if it has one, else by the target's; None where it is all
+    of them, by the target's head.
     """
 
     name: str
@@ -108,12 +111,17 @@ def _read_config(folder: Path) -> BlockConfig:
         raw = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UnsupportedDraftError(f"no draft in {folder}: {error}") from error
+    return parse(raw, folder.name)
+
+
+def parse(raw: Any, name: str) -> BlockConfig:
+    """What the ``config.json`` of draft ``name`` says; UnsupportedDraftError as in :func:`read`."""
     try:
         return _config(*_unpacked(raw))
     except KeyError as error:
-        raise refusal(folder.name, f"config.json lacks {error}") from error
+        raise refusal(name, f"config.json lacks {error}") from error
     except (ArithmeticError, AttributeError, TypeError, ValueError) as error:
-        raise refusal(folder.name, f"config.json: {error}") from error
+        raise refusal(name, f"config.json: {error}") from error
 
 
 def _unpacked(raw: Any) -> tuple[Kind, dict[str, Any]]:
@@ -313,7 +321,7 @@ def _read_tensors(
         name = f"candidate_selector.{codebook}"
         if name in tensors:
             tensors[f"{name}.weight"] = tensors.pop(name)
-    if config.kind not in ("block7", "speculators"):
+    if config.kind == "dflash2" or (config.kind == "dflash" and "d2t" not in tensors):
         return tensors, None
     offsets, chosen = tensors.pop("d2t", None), tensors.pop("t2d", None)
     for copy in ("embed_tokens", "verifier_norm", "verifier_lm_head"):

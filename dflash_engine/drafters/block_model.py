@@ -130,6 +130,11 @@ class BlockModel(nn.Module):
             max_position_embeddings=config.max_position_embeddings,
         )
 
+    @property
+    def rope(self) -> nn.Module:
+        """What rotates queries and keys: ``rope(x, offset=position of the first row)``."""
+        return self._rope
+
     def make_contexts(self) -> list[Context]:
         """A new, empty context for each layer."""
         window = self._config.sliding_window
@@ -188,7 +193,8 @@ def build(
     would add up along the block, are left alone. Raises UnsupportedDraftError when tensors are
     missing, extra, of another shape, damaged or integers, or the rope is of an unknown kind.
     """
-    own_head = None if checkpoint.vocabulary is None else len(checkpoint.vocabulary)
+    part = checkpoint.vocabulary
+    own_head = None if part is None or checkpoint.config.kind == "dflash" else len(part)
     try:
         model = BlockModel(checkpoint.config, own_head)
     except (AssertionError, KeyError, ValueError) as error:

@@ -100,12 +100,17 @@ class Target:
         tapped, features = self.forward(tokens, self.make_cache(), undoable=False)
         shape = (1, len(tokens), len(indices) * self.hidden_size)
         if features is None or features.shape != shape or not mx.array_equal(plain, tapped).item():
-            self._taps.remove()
-            self._taps = None
+            self.untap()
             raise UnsupportedTargetError(
                 f"{self.name}: reading the hidden states of layers {list(indices)} changes what it "
                 "computes, or they have another size: no draft model can be run with it"
             )
+
+    def untap(self) -> None:
+        """Take the taps off again, so that another draft can have its own."""
+        if self._taps is not None:
+            self._taps.remove()
+            self._taps = None
 
     def make_cache(self, layers: list[Any] | None = None) -> Cache:
         """A new, empty cache; or one of ``layers`` that mlx-lm made for this model."""

@@ -228,6 +228,21 @@ def test_speculators_may_have_a_head_over_a_part_of_the_vocabulary(
         assert proposer.propose([65], 9).tokens == [kept[choice] for choice in choices]
 
 
+def test_a_draft_may_use_a_part_of_the_targets_head(tmp_path: Path, qwen3: Target) -> None:
+    kept = sorted(np.random.default_rng(0).choice(tiny.VOCAB, 100, replace=False).tolist())
+    config, weights = draft = tiny_drafts.zlab((SLIDING, FULL))
+    part = weights | {"d2t": mx.array(kept) - mx.arange(len(kept))}
+    block = Block(tiny.write_draft(tmp_path / "draft", config, part), qwen3)
+    assert block.config.kind == "dflash"
+    features = random_features(np.random.default_rng(1), 20)
+    logits = Reference(draft, qwen3).logits([65] + [tiny.MASK] * 5, features)
+    choices = logits[..., kept].argmax(-1)
+    for sampling in (Sampling(), Sampling(temperature=1e-5)):
+        proposer = block.begin(sampling, seed=1)
+        proposer.observe(mx.array(features)[None])
+        assert proposer.propose([65], 9).tokens == [kept[choice] for choice in choices]
+
+
 def test_speculators_may_sample_from_the_anchor(tmp_path: Path, qwen3: Target) -> None:
     draft = tiny_drafts.zlab()
     packed = tiny_drafts.speculators(draft, sample_from_anchor=True)

@@ -1,5 +1,6 @@
 import hashlib
 import json
+import os
 import shutil
 import threading
 import time
@@ -245,3 +246,16 @@ def test_offline_settings_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(PullError, match="HF_HUB_OFFLINE"):
         hub.pull("hf:org/name", tmp_path)
+
+
+def test_a_digest_depends_on_weights_and_config_alone(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    first = hub.digest(tmp_path)
+    os.utime(tmp_path / "model.safetensors", (1, 1))
+    (tmp_path / "README.md").write_text("not the model")
+    assert hub.digest(tmp_path) == first
+    (tmp_path / "model.safetensors").write_bytes(b"weighty")
+    other = hub.digest(tmp_path)
+    (tmp_path / "config.json").write_text("[]")
+    assert len({first, other, hub.digest(tmp_path)}) == 3
