@@ -125,6 +125,11 @@ class Index:
         """The passages with these ids, in the order asked, without those that have gone."""
         return self._library.passages(ids)
 
+    def every_passage(self) -> list[Passage]:
+        """All passages, in the order of the documents."""
+        passages = self._library.passages(list(self._library.ids()))
+        return sorted(passages, key=lambda passage: (passage.file, passage.ordinal))
+
     def document_frequency(self, terms: Sequence[str]) -> dict[str, int]:
         """In how many passages each term (as `ingest.text.index_terms` makes them) occurs."""
         return self._library.document_frequency(terms)
