@@ -16,7 +16,7 @@ from rich.table import Table
 
 from dflash_engine.bench import peers, prompts
 from dflash_engine.bench.prompts import Prompt
-from dflash_engine.bench.report import COMPOSED, PLAIN, WRONG, plot
+from dflash_engine.bench.report import COMPOSED, COPIES, PLAIN, WRONG, plot
 from dflash_engine.bench.run import Plan
 from dflash_engine.bench.run import run as compare
 from dflash_engine.options import Options
@@ -83,7 +83,7 @@ def run(
         _print(result, console)
     if plot_to:
         plot(result, plot_to)
-    own = {"none", "lookup", "block", "small", COMPOSED, WRONG}
+    own = {"none", "lookup", "block", "small", COPIES, COMPOSED, WRONG}
     wrong = [
         f"{way} ({kind})"
         for kind, ways in result["kinds"].items()

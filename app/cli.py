@@ -121,6 +121,55 @@ def bench(
     )
 
 
+@app.command("train-draft")
+def train_draft(
+    target: Annotated[
+        str | None, typer.Option(help="The model to make a draft for.", show_default="settings")
+    ] = None,
+    documents: Annotated[
+        list[Path] | None,
+        typer.Option(help="Files and folders; may be repeated.", show_default="data"),
+    ] = None,
+    hours: Annotated[
+        float, typer.Option(min=0.01, help="Time for answers and training together.")
+    ] = 2.0,
+    block_size: Annotated[
+        int, typer.Option(min=2, max=16, help="Tokens of a block; it drafts one less.")
+    ] = 8,
+    to: Annotated[
+        Path | None,
+        typer.Option(help="The draft's folder.", show_default="drafts in the state folder"),
+    ] = None,
+    run: Annotated[
+        Path | None,
+        typer.Option(
+            help="Where to keep what a later run goes on with.",
+            show_default="training in the state folder",
+        ),
+    ] = None,
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """Make a DFlash draft for the target, from its own answers about your documents.
+
+    Give the command again to go on with a run that was interrupted.
+    """
+    from . import train_draft
+
+    settings = _settings(home=home, target_model=target)
+    raise typer.Exit(
+        train_draft.run(
+            settings,
+            documents=documents or [settings.data],
+            hours=hours,
+            block_size=block_size,
+            folder=run,
+            to=to,
+            as_json=as_json,
+        )
+    )
+
+
 @models_app.command("list")
 def models_list(home: Home = None, as_json: Json = False) -> None:
     """Short names, targets with their drafts, what they need of memory, and what is here."""

@@ -18,6 +18,7 @@ from .answer import Answer
 
 PLAIN = "mlx-lm"  # the way that all others are compared with
 COMPOSED = "composed"
+COPIES = "copies"  # composed without the draft model
 WRONG = "always wrong"
 QUOTED = "quoted"
 REPEATED = "repeated"

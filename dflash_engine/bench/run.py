@@ -27,7 +27,7 @@ from ..targets import Target
 from . import peers
 from .answer import Answer
 from .prompts import Prompt
-from .report import COMPOSED, PLAIN, QUOTED, REPEATED, WRONG, Row, report
+from .report import COMPOSED, COPIES, PLAIN, QUOTED, REPEATED, WRONG, Row, report
 from .ways import Way, Wrong, mlx_lm, ours
 
 _LOG = logging.getLogger(__name__)
@@ -109,10 +109,13 @@ class _Bench:
         drafters: dict[str, Drafter | None] = {"none": None, "lookup": Lookup()}
         if model:
             drafters[model.name] = model
+            without = replace(composed.costs, drafts=())
+            drafters[COPIES] = Compose(composed.guessers, None, without, name=COPIES)
         drafters[COMPOSED] = composed
         drafters[WRONG] = Compose([], Wrong(target.vocab_size), replace(composed.costs, drafts=()))
         if self.plan.short:
-            del drafters["none"]
+            for name in ("none", COPIES):
+                drafters.pop(name, None)
         ways: dict[str, Way] = {PLAIN: partial(mlx_lm, target)}
         if isinstance(model, Small):
             ways["mlx-lm small"] = partial(mlx_lm, target, draft=model.model.model)
