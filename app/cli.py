@@ -133,9 +133,19 @@ def train_draft(
     hours: Annotated[
         float, typer.Option(min=0.01, help="Time for answers and training together.")
     ] = 2.0,
+    start: Annotated[
+        str | None,
+        typer.Option("--from", help="A draft to begin as, by name or folder.", show_default="new"),
+    ] = None,
     block_size: Annotated[
-        int, typer.Option(min=2, max=16, help="Tokens of a block; it drafts one less.")
-    ] = 8,
+        int | None,
+        typer.Option(
+            min=2,
+            max=16,
+            help="Tokens of a block; it drafts one less.",
+            show_default="8, or that of --from",
+        ),
+    ] = None,
     to: Annotated[
         Path | None,
         typer.Option(help="The draft's folder.", show_default="drafts in the state folder"),
@@ -162,6 +172,7 @@ def train_draft(
             settings,
             documents=documents or [settings.data],
             hours=hours,
+            start=start,
             block_size=block_size,
             folder=run,
             to=to,

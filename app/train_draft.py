@@ -37,6 +37,7 @@ from dflash_engine.training import (
     Recipe,
     SequenceFile,
     design,
+    design_of,
     export,
     train,
 )
@@ -65,6 +66,7 @@ EACH = 2  # questions of a passage, of the target's own and from templates
 ASKING = 0.04  # of the time, the target writes questions
 WINDOW = 512  # tokens of a row of plain text
 TEXT = 4  # tokens of plain text for each of an answer, at most
+BLOCK_SIZE = 8  # tokens of a new draft's block
 VOCABULARY = 8192  # the most frequent tokens, which the draft can draft
 EVALUATIONS = 20
 BENCHED = 10  # held-out prompts
@@ -96,7 +98,8 @@ class Begun:
     target: str
     documents: list[str]
     hours: float
-    block_size: int
+    block_size: int | None
+    start: str | None
     answering: float = 0.0
     steps: int | None = None
 
@@ -106,12 +109,16 @@ def run(
     *,
     documents: Sequence[Path],
     hours: float,
-    block_size: int,
+    start: str | None,
+    block_size: int | None,
     folder: Path | None,
     to: Path | None,
     as_json: bool,
 ) -> int:
-    """Train, export and compare; print what came of it, and return the exit status."""
+    """Train, export and compare; print what came of it, and return the exit status.
+
+    ``start`` names a draft to begin as; its block size is kept where ``block_size`` is None.
+    """
     options = Options.of(
         settings.target_model,
         drafter="none",
@@ -130,8 +137,9 @@ def run(
     folder.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(folder / "lock", timeout=0):
-            work = _Training(settings, options, Run(folder), to, list(documents), hours, block_size)
-            result = work.run()
+            whole = [str(path.resolve()) for path in documents]
+            begin = Begun(hub.digest(options.target), whole, hours, block_size, start)
+            result = _Training(settings, options, Run(folder), to, begin).run()
     except Timeout:
         raise AppError(f"another process trains in {folder}: wait for it") from None
     if as_json:
@@ -149,16 +157,13 @@ class _Training:
         options: Options,
         kept: Run,
         to: Path,
-        documents: list[Path],
-        hours: float,
-        block_size: int,
+        begin: Begun,
     ) -> None:
         self.settings, self.options, self.kept, self.to = settings, options, kept, to
-        self.documents = documents
         self.told = Console(stderr=True, highlight=False)
-        self.key = hub.digest(options.target)
-        whole = [str(path.resolve()) for path in documents]
-        self.begun = self._begin(Begun(self.key, whole, hours, block_size))
+        self.key = begin.target
+        self.start = begin.start and hub.resolve(begin.start, settings.models_folder)
+        self.begun = self._begin(begin)
 
     def _begin(self, new: Begun) -> Begun:
         try:
@@ -168,7 +173,7 @@ class _Training:
             return new
         except (ValueError, TypeError) as error:
             raise AppError(f"{self.kept.plan} is damaged ({error}): remove its folder") from None
-        for what in ("target", "documents", "hours", "block_size"):
+        for what in ("target", "documents", "hours", "block_size", "start"):
             if getattr(kept, what) != getattr(new, what):
                 raise AppError(
                     f"{self.kept.folder} holds a run with other {what} "
@@ -205,7 +210,7 @@ class _Training:
         others = [prompt for prompt in prompts if not prompt.held_out]
         measuring = self._held_out(target, apart)
         plain = list(_plain(target, _texts(passages, held_out)))
-        draft = design(options.target, target, block_size=self.begun.block_size)
+        draft = self._design(target)
         recipe = Recipe(
             batch=4,
             anchors=32,
@@ -248,13 +253,19 @@ class _Training:
             "bench": bench,
         }
 
+    def _design(self, target: Target) -> dict[str, Any]:
+        size = self.begun.block_size
+        if self.start:
+            return design_of(self.start, block_size=size)
+        return design(self.options.target, target, block_size=size or BLOCK_SIZE)
+
     def _read(self) -> list[Passage]:
         home = Home(self.kept.folder / "documents")
         with home.lock():
             embedder = open_embedder(self.settings)
             with open_index(self.settings, home, embedder) as index:
                 with Bar(self.told) as bar:
-                    index.ingest(map(str, self.documents), bar.show)
+                    index.ingest(self.begun.documents, bar.show)
                 return index.every_passage()
 
     def _written(
@@ -312,7 +323,7 @@ class _Training:
             made = [replace(each, held_out=i < number) for i, each in enumerate(made)]
         if sum(not each.held_out for each in made) < LEAST_PROMPTS:
             raise AppError(
-                f"only {len(made)} prompts can be made of {', '.join(map(str, self.documents))}: "
+                f"only {len(made)} prompts can be made of {', '.join(self.begun.documents)}: "
                 "give more documents"
             )
         new = self.kept.prompts.with_suffix(".new")
@@ -405,6 +416,7 @@ class _Training:
                 rows,
                 held_out,
                 self.kept.folder,
+                start=self.start or None,
                 recipe=recipe,
                 limits=limits,
                 on_progress=tell,

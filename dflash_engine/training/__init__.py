@@ -6,7 +6,7 @@
 >>> export(Path("run"), Path("my-draft"))
 """
 
-from .design import design
+from .design import design, design_of
 from .export import export
 from .held_out import HeldOut
 from .loop import Outcome, Progress, train
@@ -24,6 +24,7 @@ __all__ = [
     "Sequence",
     "SequenceFile",
     "design",
+    "design_of",
     "export",
     "split",
     "train",

@@ -11,6 +11,7 @@ from mlx.utils import tree_flatten
 
 from ..drafters.block_checkpoint import FULL, BlockConfig
 from ..drafters.block_model import BlockModel
+from ..errors import UnsupportedDraftError
 from ..targets import Target
 
 # Of the target's last norm. With all of it a draft starts out sure of what is wrong: with SmolLM2
@@ -65,6 +66,17 @@ def design(
             "mask_token_id": _mask_token(target) if mask_token is None else mask_token,
         },
     }
+
+
+def design_of(start: Path, *, block_size: int | None = None) -> dict[str, Any]:
+    """The ``config.json`` of the draft in folder ``start``, to train it further, with blocks of
+    another size if one is given. UnsupportedDraftError if there is no draft.
+    """
+    try:
+        config: dict[str, Any] = json.loads((start / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UnsupportedDraftError(f"no draft in {start}: {error}") from error
+    return config if block_size is None else config | {"block_size": block_size}
 
 
 def _mask_token(target: Target) -> int:

@@ -5,14 +5,17 @@ import json
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Row
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import mlx.core as mx
 
-from ..drafters import block_checkpoint
+from .. import hub
+from ..drafters import block_checkpoint, block_model
+from ..drafters.block_checkpoint import BlockConfig
 from ..drafters.block_model import BlockModel
+from ..errors import TrainingError
 from ..targets import Target
 from .check import check
 from .design import initialise, late_layers
@@ -58,12 +61,14 @@ def train(
     held_out: Row[Sequence],
     folder: Path,
     *,
+    start: Path | None = None,
     recipe: Recipe | None = None,
     limits: Limits | None = None,
     features: Path | None = None,
     on_progress: Callable[[Progress], None] = lambda progress: None,
 ) -> Outcome:
-    """Train a draft of config ``draft`` (see :func:`design`) for ``target``, from its late layers.
+    """Train a draft of config ``draft`` (see :func:`design`) for ``target``, from its late layers,
+    or from the draft in folder ``start``, whose config it then has (see :func:`design_of`).
 
     State, log and the best draft so far are kept in ``folder``, and so are hidden states unless
     there is a folder ``features`` for them, which runs may share one after another. A run that was
@@ -82,6 +87,7 @@ def train(
         "draft": draft,
         "recipe": asdict(recipe),
         "data": _digest([*training, *held_out]),
+        "start": start and hub.digest(start),
     }
     run = Run(folder, made_of)
     state = run.load()
@@ -89,13 +95,23 @@ def train(
     try:
         kept = features or folder / "features"
         states = Features(target, target_key, config.target_layers, kept, limits.feature_bytes)
-        model = BlockModel(config)
-        sources = recipe.sources or late_layers(len(config.layer_types), target)
-        initialise(model, config, target, sources, recipe.seed)
+        if start is None:
+            model = BlockModel(config)
+            sources = recipe.sources or late_layers(len(config.layer_types), target)
+            initialise(model, config, target, sources, recipe.seed)
+        else:
+            model = _begun(start, config)
         trainer = Trainer(Blocks(model, config, target), recipe, training, states)
         return _loop(trainer, run, state, draft, held_out, limits, on_progress)
     finally:
         target.untap()
+
+
+def _begun(start: Path, config: BlockConfig) -> BlockModel:
+    checkpoint = block_checkpoint.read(start)
+    if replace(checkpoint.config, block_size=config.block_size) != config:
+        raise TrainingError(f"the draft to begin as, {start}, has another config: take its own")
+    return block_model.build(checkpoint, mx.float32)
 
 
 def _loop(

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,15 +25,15 @@ def settings(models: Path, home: Path) -> Settings:
     return Settings(home=home, models=models, data=SAMPLES)
 
 
-def run(models: Path, home: Path, hours: float = 0.01, block_size: int = 4) -> int:
+def run(models: Path, home: Path, hours: float = 0.01, **more: Any) -> int:
     return train_draft.run(
         settings(models, home),
         documents=[SAMPLES],
         hours=hours,
-        block_size=block_size,
         folder=None,
         to=None,
         as_json=True,
+        **{"start": None, "block_size": 4} | more,
     )
 
 
@@ -88,6 +89,7 @@ def test_documents_that_are_not_there_are_told_before_anything_starts(models, tm
             settings(models, tmp_path),
             documents=[tmp_path / "none"],
             hours=1,
+            start=None,
             block_size=8,
             folder=None,
             to=None,
@@ -104,6 +106,7 @@ def test_documents_that_say_too_little_are_told(models, tmp_path):
             settings(models, tmp_path / "home"),
             documents=[tmp_path / "data"],
             hours=0.01,
+            start=None,
             block_size=4,
             folder=None,
             to=None,

@@ -19,7 +19,7 @@ from dflash import model_mlx as authors
 from mlx_lm.utils import load as load_model
 
 from dflash_engine.drafters.block import Block
-from dflash_engine.errors import TrainingError
+from dflash_engine.errors import TrainingError, UnsupportedDraftError
 from dflash_engine.sampling import Sampling
 from dflash_engine.targets import Target, load
 from dflash_engine.training import (
@@ -30,6 +30,7 @@ from dflash_engine.training import (
     Recipe,
     Sequence,
     design,
+    design_of,
     export,
     train,
 )
@@ -299,6 +300,30 @@ def test_an_exported_draft_drafts_in_the_engine(drafts: dict[str, Path]) -> None
         for name in ("trained", "untrained")
     }
     assert kept["trained"] > 1.5 * kept["untrained"]
+
+
+def test_a_run_may_begin_as_a_draft(
+    drafts: dict[str, Path], target: Target, tmp_path: Path
+) -> None:
+    start, held_out = drafts["trained"], answers(5, 2)
+    still = Recipe(steps=1, batch=1, learning_rate=0.0)
+
+    def begin(to: str, design: dict[str, Any], start: Path = start) -> Outcome:
+        return train(
+            target, KEY, design, held_out, held_out, tmp_path / to, start=start, recipe=still
+        )
+
+    outcome = begin("run", design_of(start))
+    assert outcome.best == best_draft(drafts["run"]).held_out
+    shorter = begin("shorter", design_of(start, block_size=3)).best
+    assert len(shorter.by_position) == 2
+    assert shorter.tokens_per_round > 1.4
+    with pytest.raises(TrainingError, match="holds a training run with another start"):
+        begin("run", design_of(start), drafts["untrained"])
+    with pytest.raises(TrainingError, match="has another config: take its own"):
+        begin("other", design(folder(), target, taps=tiny.TAPS, layers=1))
+    with pytest.raises(UnsupportedDraftError, match="no draft in"):
+        design_of(tmp_path / "none")
 
 
 def test_a_draft_of_a_part_of_the_vocabulary_proposes_nothing_else(
