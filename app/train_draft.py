@@ -21,7 +21,7 @@ from filelock import FileLock, Timeout
 from rich.console import Console
 
 from dflash_engine import hub
-from dflash_engine.bench.prompts import Prompt
+from dflash_engine.bench.prompts import Kind, Prompt
 from dflash_engine.bench.report import COMPOSED, COPIES, PLAIN
 from dflash_engine.bench.run import Plan as BenchPlan
 from dflash_engine.bench.run import run as compare
@@ -69,7 +69,7 @@ TEXT = 4  # tokens of plain text for each of an answer, at most
 BLOCK_SIZE = 8  # tokens of a new draft's block
 VOCABULARY = 8192  # the most frequent tokens, which the draft can draft
 EVALUATIONS = 20
-BENCHED = 10  # held-out prompts
+BENCHED = 10  # prompts on documents held out, and as many on the others, to compare with
 
 
 @dataclass(frozen=True)
@@ -208,6 +208,8 @@ class _Training:
                 prompts = other.submit(self._prompts, chat, passages, held_out, written).result()
         apart = [prompt for prompt in prompts if prompt.held_out]
         others = [prompt for prompt in prompts if not prompt.held_out]
+        number = min(BENCHED, len(others) // LEAST_PROMPTS)
+        others, known = others[number:], others[:number]
         measuring = self._held_out(target, apart)
         plain = list(_plain(target, _texts(passages, held_out)))
         draft = self._design(target)
@@ -230,7 +232,7 @@ class _Training:
         shutil.rmtree(made, ignore_errors=True)
         export(folder, made, vocabulary=recipe.vocabulary)
         picture = _picture(folder)
-        bench = self._bench(made, apart[:BENCHED])
+        bench = self._bench(made, [("passages", apart[:BENCHED]), ("known", known)])
         new = self.to.with_name(f".{self.to.name}.new")
         shutil.rmtree(new, ignore_errors=True)
         shutil.copytree(made, new)
@@ -423,12 +425,14 @@ class _Training:
             )
         return outcome, recipe
 
-    def _bench(self, draft: Path, prompts: Sequence[TrainingPrompt]) -> dict[str, Any]:
+    def _bench(
+        self, draft: Path, kinds: Sequence[tuple[Kind, Sequence[TrainingPrompt]]]
+    ) -> dict[str, Any]:
         asked = [
-            Prompt("passages", each.question, each.messages, None, (each.question,),
-                   tuple(each.passages))
+            Prompt(kind, each.question, each.messages, None, (each.question,), tuple(each.passages))
+            for kind, prompts in kinds
             for each in prompts
-        ]  # fmt: skip
+        ]
         options = Options.of(
             self.settings.target_model,
             str(draft),
@@ -508,17 +512,19 @@ def _picture(folder: Path) -> str | None:
 
 
 def _print(result: dict[str, Any], console: Console) -> None:
-    training, modes = result["training"], result["bench"]["modes"]
+    training, kinds = result["training"], result["bench"]["kinds"]
     best = training["best"]
     console.print(
         f"{result['draft']}: {best['tokens_per_round']:.2f} tokens a round on answers held out, "
         f"{training['step']} steps in {training['seconds'] / 3600:.1f} hours",
         markup=False,
     )
-    for name, mode in (("before", COPIES), ("with the draft", COMPOSED), ("draft alone", "block")):
-        of = modes[mode]
-        console.print(
-            f"{name}: {of['ratio']:.2f} of {PLAIN}'s speed, "
-            f"{of['tokens_per_round']:.2f} tokens a round"
-        )
+    documents = {"passages": "documents held out", "known": "documents it was trained on"}
+    for kind, ways in kinds.items():
+        console.print(f"new questions on {documents[kind]}:")
+        for name, way in (("before", COPIES), ("with it", COMPOSED), ("draft alone", "block")):
+            console.print(
+                f"  {name}: {ways[way]['ratio']:.2f} of {PLAIN}'s speed, "
+                f"{ways[way]['tokens_per_round']:.2f} tokens a round"
+            )
     console.print(f'To use it: draft_model = "{result["draft"]}" in dflash-rag.toml', markup=False)

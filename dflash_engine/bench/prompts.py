@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-Kind = Literal["passages", "again", "chat", "code", "chinese"]
+# "known": questions on documents that the draft was trained on, which only train-draft has.
+Kind = Literal["passages", "again", "chat", "code", "chinese", "known"]
 KINDS: tuple[Kind, ...] = ("passages", "again", "chat", "code", "chinese")
 PROMPTS = 10  # of each kind
 Compose = Callable[[str, Sequence[str]], list[dict[str, str]]]  # of a question and passages

@@ -138,8 +138,8 @@ def compare(
         ours.model.observe(features, contexts)
         own_hidden, own_logits = ours.fill([anchor], rows - 1, contexts)
         assert own_logits.dtype == dtype
-        assert np.abs(as_single(own_hidden) - hidden).max() <= 1e-5
-        assert np.abs(as_single(own_logits) - logits).max() <= 1e-5
+        assert np.abs(as_single(own_hidden) - hidden).max() <= 1e-4
+        assert np.abs(as_single(own_logits) - logits).max() <= 1e-4
         proposer.observe(features)
         assert proposer.propose([anchor], rows - 1).tokens == tokens
 

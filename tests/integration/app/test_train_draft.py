@@ -69,6 +69,7 @@ def test_a_draft_is_made_and_goes_on_after_an_interruption(models, tmp_path, mon
     modes = result["bench"]["modes"]
     assert set(modes) == {"none", "lookup", "block", "copies", "composed"}
     assert all(mode["identical"] for mode in modes.values())
+    assert set(result["bench"]["kinds"]) == {"passages", "known"}
     assert (folder / "training.png").read_bytes()[:4] == b"\x89PNG"
 
     prompt = "Question: When is the shop open?\nAnswer:"
