@@ -43,8 +43,8 @@ from dflash_engine.training import (
 )
 from dflash_engine.training import Sequence as Row
 from dflash_engine.training.estimate import Speed, measure
-from dflash_engine.training.generate import ROWS, Made, make_sequences
-from dflash_engine.training.plot import plot
+from dflash_engine.training.generate import ROWS, Made, make_sequences, prompt_id
+from dflash_engine.training.plot import log, plot
 from ingest import Home, Passage
 
 from . import training
@@ -59,17 +59,38 @@ SHARE_OF_FILES = 0.1  # held out
 HELD_OUT = 48  # prompts to measure with
 LEAST_PROMPTS = 8  # to train on
 ANSWERING = 0.4  # of the time, the target writes what the draft learns from
-DRAWN = 0.4  # of that, it draws its tokens: the same prompts again, at temperature 1
-MOST_TOKENS, MOST_HELD_OUT = 160, 64  # of an answer
+MOST_HELD_OUT = 64  # tokens of an answer held out
 SECONDS_A_PROMPT = 2.0  # of the whole time: more prompts than that are not made
 EACH = 2  # questions of a passage, of the target's own and from templates
 ASKING = 0.04  # of the time, the target writes questions
 WINDOW = 512  # tokens of a row of plain text
-TEXT = 4  # tokens of plain text for each of an answer, at most
+TEXT = 0.5  # tokens of plain text for each of an answer, at most
 BLOCK_SIZE = 8  # tokens of a new draft's block
 VOCABULARY = 8192  # the most frequent tokens, which the draft can draft
 EVALUATIONS = 20
 BENCHED = 10  # prompts on documents held out, and as many on the others, to compare with
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What the target answers, until the share ``until`` of the time for answers is spent: prompts
+    with ``passages``, or the questions alone, by at most ``tokens``.
+    """
+
+    passages: bool
+    temperature: float
+    until: float
+    tokens: int
+
+
+# Answers to questions alone come much sooner, and teach how the target writes; those to passages,
+# which are read for minutes, how it uses them.
+PASSES = (
+    Pass(passages=True, temperature=0.0, until=0.45, tokens=160),
+    Pass(passages=False, temperature=0.0, until=0.7, tokens=256),
+    Pass(passages=False, temperature=1.0, until=0.9, tokens=256),
+    Pass(passages=True, temperature=1.0, until=1.0, tokens=160),
+)
 
 
 @dataclass(frozen=True)
@@ -208,22 +229,23 @@ class _Training:
                 prompts = other.submit(self._prompts, chat, passages, held_out, written).result()
         apart = [prompt for prompt in prompts if prompt.held_out]
         others = [prompt for prompt in prompts if not prompt.held_out]
-        number = min(BENCHED, len(others) // LEAST_PROMPTS)
-        others, known = others[number:], others[:number]
+        known = others[: min(BENCHED, len(others) // LEAST_PROMPTS)]
+        new = {prompt.question for prompt in known}
+        others = [prompt for prompt in others if prompt.question not in new]
         measuring = self._held_out(target, apart)
         plain = list(_plain(target, _texts(passages, held_out)))
         draft = self._design(target)
         recipe = Recipe(
             batch=4,
-            anchors=32,
+            anchors=48,
             learning_rate=1e-3,
             vocabulary=_vocabulary(target, [*measuring, *plain]),
         )
-        sample = [*measuring, *plain[:8]]
+        sample = [*measuring[:6], *plain[:2]]
         with self.told.status("timing a few steps"):
             speed = measure(target, draft, sample, measuring[:4], recipe)
         self._tell(speed, measuring, others)
-        answers = self._answers(target, others)
+        answers = self._answers(target, chat, others)
         rows = _mixed(answers, plain)
         recipe = replace(recipe, vocabulary=_vocabulary(target, [*answers, *plain]))
         outcome, recipe = self._train(target, draft, rows, measuring, recipe, speed)
@@ -233,15 +255,17 @@ class _Training:
         export(folder, made, vocabulary=recipe.vocabulary)
         picture = _picture(folder)
         bench = self._bench(made, [("passages", apart[:BENCHED]), ("known", known)])
-        new = self.to.with_name(f".{self.to.name}.new")
-        shutil.rmtree(new, ignore_errors=True)
-        shutil.copytree(made, new)
-        new.replace(self.to)
+        copy = self.to.with_name(f".{self.to.name}.new")
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(made, copy)
+        copy.replace(self.to)
         return {
             "draft": str(self.to),
             "run": str(folder),
             "target": options.target_name,
             "target_digest": self.key,
+            "start": self.begun.start,
+            "hours": self.begun.hours,
             "prompts": len(others),
             "answers": len(answers),
             "answer_tokens": sum(map(_answer_tokens, answers)),
@@ -251,6 +275,7 @@ class _Training:
             "answering_seconds": round(self.begun.answering, 1),
             "training": asdict(outcome),
             "recipe": asdict(recipe) | {"vocabulary": len(recipe.vocabulary or ())},
+            "curve": [row for row in log(folder) if row["held_out"]],
             "plot": picture,
             "bench": bench,
         }
@@ -340,14 +365,22 @@ class _Training:
             make_sequences(target, asked, file, max_tokens=MOST_HELD_OUT)
         return sorted(file, key=lambda row: row.prompt_id)
 
-    def _answers(self, target: Target, prompts: Sequence[TrainingPrompt]) -> list[Row]:
+    def _answers(
+        self, target: Target, chat: ChatTemplate, prompts: Sequence[TrainingPrompt]
+    ) -> list[Row]:
         file = SequenceFile(self.kept.folder / "answers.jsonl", self.key)
-        budget = self.begun.hours * 3600 * ANSWERING
-        for temperature, share in ((0.0, 1 - DRAWN), (1.0, 1.0)):
-            mark = "" if temperature == 0 else "@1"
+        questions = dict.fromkeys(prompt.question for prompt in prompts)
+        alone = [chat([{"role": "user", "content": question}]) for question in questions]
+        asked = {
+            True: [(prompt.id, prompt.tokens) for prompt in prompts],
+            False: [(prompt_id(self.key, tokens), tokens) for tokens in alone],
+        }
+        whole = self.begun.hours * 3600 * ANSWERING
+        for each in PASSES:
             earlier = self.begun.answering
-            if self.begun.steps is not None or earlier >= budget * share:
+            if self.begun.steps is not None or earlier >= whole * each.until:
                 continue
+            mark = f"@{each.temperature:g}" if each.temperature else ""
             with self.told.status("") as status:
 
                 def tell(made: Made, earlier: float = earlier) -> None:
@@ -355,16 +388,16 @@ class _Training:
                     rate = made.tokens / max(made.seconds, 1e-9)
                     status.update(
                         f"answers: {made.answered} of {made.tokens} tokens, {rate:.0f} a second; "
-                        f"{(budget - earlier - made.seconds) / 60:.0f} minutes to go"
+                        f"{(whole - earlier - made.seconds) / 60:.0f} minutes to go"
                     )
 
                 make_sequences(
                     target,
-                    [(prompt.id + mark, prompt.tokens) for prompt in prompts],
+                    [(id + mark, tokens) for id, tokens in asked[each.passages]],
                     file,
-                    max_tokens=MOST_TOKENS,
-                    temperature=temperature,
-                    most_seconds=budget * share - earlier,
+                    max_tokens=each.tokens,
+                    temperature=each.temperature,
+                    most_seconds=whole * each.until - earlier,
                     on_progress=tell,
                 )
         return sorted(file, key=lambda row: row.prompt_id)
@@ -476,7 +509,8 @@ def _shuffled(passages: Sequence[Passage]) -> list[Passage]:
 
 def _plain(target: Target, texts: Sequence[str]) -> Iterator[Row]:
     for text in texts:
-        tokens = [int(t) for t in target.tokenizer.encode(text, add_special_tokens=False)]
+        encoded = target.tokenizer.encode(text, add_special_tokens=False, verbose=False)
+        tokens = [int(token) for token in encoded]
         for start in range(0, len(tokens) - WINDOW // 4, WINDOW):
             yield Row(tokens[start : start + WINDOW], 1)
 

@@ -3,13 +3,14 @@
     python scripts/make_draft_documents.py documents/
 
 fetches the packages below with apt (on Debian 12 or later, with its package lists) and writes one
-Markdown file for each page. All are of Debian's main section, so under free licences; each
-package's is in its file debian/copyright, and named in the draft's card.
+Markdown file for each page, and what was taken of which package into documents/sources.json. All
+are of Debian's main section, so under free licences.
 """
 
 import argparse
 import fnmatch
 import hashlib
+import json
 import re
 import subprocess
 import tempfile
@@ -95,11 +96,19 @@ def by_name(file: Path) -> str:
     return hashlib.sha256(file.name.encode()).hexdigest()
 
 
+def licences(package: Path) -> list[str]:
+    """What the unpacked ``package`` says its licences are."""
+    files = (file for file in package.rglob("usr/share/doc/*/copyright") if file.is_file())
+    text = "\n".join(file.read_text(encoding="utf-8", errors="replace") for file in files)
+    return sorted(set(re.findall(r"^License: *(\S.*?) *$", text, re.MULTILINE)))
+
+
 def main() -> None:
     """Fetch, unpack, convert."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
     folder: Path = parser.parse_args().folder
+    sources = []
     for package, patterns in PACKAGES.items():
         with tempfile.TemporaryDirectory() as temporary:
             subprocess.run(["apt-get", "-qq", "download", package], cwd=temporary, check=True)
@@ -122,6 +131,16 @@ def main() -> None:
                 pages, size = pages + 1, size + len(text)
             version = archive.name.split("_")[1].replace("%3a", ":")
             print(f"{package} {version}: {pages} pages, {size / 1e6:.2f} million characters")
+            sources.append(
+                {
+                    "package": package,
+                    "version": version,
+                    "licences": licences(unpacked),
+                    "pages": pages,
+                    "characters": size,
+                }
+            )
+    (folder / "sources.json").write_text(json.dumps(sources, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

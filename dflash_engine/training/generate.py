@@ -30,7 +30,7 @@ ROWS = 32  # answered at once, at most
 BATCH_TOKENS = 24 * 1024
 _PREFILL_ROWS = 8
 _PREFILL_STEP = 512
-_WINDOW = 256  # prompts sorted by length at a time, so that a run cut short has all lengths
+_WINDOW = 64  # prompts sorted by length at a time, so that a run cut short has all lengths
 # Of the spread of log probabilities, root mean square: what rounding may do. A wrong mask does 0.1
 # to 1.
 _ROUNDING = {mx.float32: 1e-3}
@@ -67,7 +67,7 @@ def answers(
     prompt's answer depends on ``seed`` and its own tokens alone, not on what else is answered.
 
     At most 32 prompts are under way, and their longest one times their number, answers included, is
-    at most ``batch_tokens``: the memory for keys and values. ``prompts`` may be endless: 256 are
+    at most ``batch_tokens``: the memory for keys and values. ``prompts`` may be endless: 64 are
     read ahead. Once ``should_stop`` says so no other prompt is begun; those begun are finished.
 
     A target that cannot be batched (see :func:`cannot_batch`) answers one at a time. Raises

@@ -1,7 +1,17 @@
-"""How a training run went, as a picture."""
+"""How a training run went, and a picture of it."""
 
 import json
 from pathlib import Path
+from typing import Any
+
+
+def log(run: Path) -> list[dict[str, Any]]:
+    """The steps of the training run in folder ``run``: see :class:`Progress`."""
+    by_step = {}  # a run that was resumed may have steps twice
+    for line in (run / "log.jsonl").read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        by_step[row["step"]] = row
+    return [by_step[step] for step in sorted(by_step)]
 
 
 def plot(run: Path, path: Path) -> None:
@@ -12,11 +22,7 @@ def plot(run: Path, path: Path) -> None:
     """
     from matplotlib.figure import Figure
 
-    by_step = {}  # a run that was resumed may have steps twice
-    for line in (run / "log.jsonl").read_text(encoding="utf-8").splitlines():
-        row = json.loads(line)
-        by_step[row["step"]] = row
-    rows = [by_step[step] for step in sorted(by_step)]
+    rows = log(run)
     measured = [row for row in rows if row["held_out"]]
     figure = Figure(figsize=(10, 9), layout="constrained")
     losses, rates, positions = figure.subplots(3, 1)
