@@ -64,10 +64,10 @@ SECONDS_A_PROMPT = 2.0  # of the whole time: more prompts than that are not made
 EACH = 2  # questions of a passage, of the target's own and from templates
 ASKING = 0.04  # of the time, the target writes questions
 WINDOW = 512  # tokens of a row of plain text
-TEXT = 0.5  # tokens of plain text for each of an answer, at most
+TEXT = 1  # tokens of plain text for each of an answer, at most
 BLOCK_SIZE = 8  # tokens of a new draft's block
 VOCABULARY = 8192  # the most frequent tokens, which the draft can draft
-EVALUATIONS = 20
+EVALUATIONS = 12
 BENCHED = 10  # prompts on documents held out, and as many on the others, to compare with
 
 

@@ -1,6 +1,7 @@
 """``dflash-rag train-draft`` on the small model and the samples, in two minutes."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,9 @@ def short(monkeypatch):
     monkeypatch.setattr(train_draft, "HELD_OUT", 4)
     monkeypatch.setattr(train_draft, "BENCHED", 1)
     monkeypatch.setattr(train_draft, "EVALUATIONS", 2)
+    monkeypatch.setattr(train_draft, "MOST_HELD_OUT", 16)
+    short = (replace(each, tokens=12) for each in train_draft.PASSES)
+    monkeypatch.setattr(train_draft, "PASSES", tuple(short))
 
 
 def settings(models: Path, home: Path) -> Settings:
