@@ -49,8 +49,8 @@ class Settings(BaseSettings):
     draft_model: str = Field(
         "auto",
         description="A draft for it, named likewise: a DFlash draft, or a small model of the same "
-        "tokenizer. `auto` is the registered one of `dflash-rag models list` if it is pulled, "
-        "`none` is none.",
+        "tokenizer. `auto` is the one that comes with this package, or the registered one of "
+        "`dflash-rag models list` if it is pulled; `none` is none.",
     )
     drafter: Literal["auto", "none", "lookup", "block", "small", "composed"] = Field(
         "auto",
@@ -150,13 +150,17 @@ class Settings(BaseSettings):
 
     @property
     def draft_name(self) -> str | None:
-        """The draft that this installation should have: ``hf:org/name`` if it is registered."""
+        """The draft that this installation should have: one that comes with the engine, or
+        ``hf:org/name`` if one is registered.
+        """
         if self.draft_model == "none" or self.drafter in ("none", "lookup"):
             return None
         if self.draft_model != "auto":
             return self.draft_model
         from dflash_engine import hub, registry
 
+        if own := registry.own_draft(self.target_model):
+            return own
         pair = registry.draft_for(self.target_model)
         # What lies in a folder was not pulled, and its draft may lie beside it.
         from_hub = hub.source_of(self.target_model).startswith("hf:")

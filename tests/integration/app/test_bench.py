@@ -10,7 +10,9 @@ def test_one_prompt_in_every_own_way(installation, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
-    assert set(result["modes"]) == {"none", "lookup", "composed"}
+    assert set(result["modes"]) == {"none", "lookup", "block", "copies", "composed"}
+    assert result["draft"] == "smollm2-135m-dflash"
+    assert result["heldout"] is True
     assert all(of["identical"] for of in result["modes"].values())
     assert result["plain_tps"] > 0
     assert result["always_wrong_ratio"] > 0

@@ -24,7 +24,7 @@ def test_a_healthy_installation_has_no_problem(installation):
     assert "GFLOP/s" in found["BLAS"]["finding"]
     assert "4 files, 47 passages" in found["index"]["finding"]
     assert "torch 2." in found["versions"]["finding"]
-    assert found["draft"]["finding"] == "none; drafter auto"
+    assert "smollm2-135m-dflash" in found["draft"]["finding"]
     assert found["fit"]["problem"] or "a context of 8192 tokens" in found["fit"]["finding"]
 
 

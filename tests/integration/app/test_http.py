@@ -65,7 +65,7 @@ def test_the_answer_to_ask_has_the_promised_shape(server):
     assert set(engine) == ENGINE_KEYS
     assert (engine["target"], engine["draft"], engine["drafter"]) == (
         "smollm2-135m",
-        None,
+        "smollm2-135m-dflash",
         "composed",
     )
     assert 1 <= engine["tokens"] <= 12

@@ -137,7 +137,7 @@ def pulls(monkeypatch):
 @pytest.mark.parametrize(
     ("settings", "names"),
     [
-        ({}, ["smollm2-135m", "all-minilm-l6-v2"]),
+        ({}, ["smollm2-135m", "smollm2-135m-dflash", "all-minilm-l6-v2"]),
         ({"target_model": QWEN}, [QWEN, "hf:z-lab/Qwen3.5-4B-DFlash", "all-minilm-l6-v2"]),
         ({"target_model": QWEN, "draft_model": "none"}, [QWEN, "all-minilm-l6-v2"]),
         ({"target_model": QWEN, "drafter": "lookup"}, [QWEN, "all-minilm-l6-v2"]),

