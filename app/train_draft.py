@@ -68,6 +68,7 @@ TEXT = 1  # tokens of plain text for each of an answer, at most
 BLOCK_SIZE = 8  # tokens of a new draft's block
 VOCABULARY = 8192  # the most frequent tokens, which the draft can draft
 EVALUATIONS = 12
+BENCH_TOKENS = 64  # of an answer, when comparing
 BENCHED = 10  # prompts on documents held out, and as many on the others, to compare with
 
 
@@ -241,10 +242,12 @@ class _Training:
             learning_rate=1e-3,
             vocabulary=_vocabulary(target, [*measuring, *plain]),
         )
-        sample = [*measuring[:6], *plain[:2]]
-        with self.told.status("timing a few steps"):
-            speed = measure(target, draft, sample, measuring[:4], recipe)
-        self._tell(speed, measuring, others)
+        speed = None
+        if self.begun.steps is None:
+            sample = [*measuring[:6], *plain[:2]]
+            with self.told.status("timing a few steps"):
+                speed = measure(target, draft, sample, measuring[:4], recipe)
+            self._tell(speed, measuring, others)
         answers = self._answers(target, chat, others)
         rows = _mixed(answers, plain)
         recipe = replace(recipe, vocabulary=_vocabulary(target, [*answers, *plain]))
@@ -418,9 +421,9 @@ class _Training:
         rows: Sequence[Row],
         held_out: Sequence[Row],
         recipe: Recipe,
-        speed: Speed,
+        speed: Speed | None,  # where the number of steps is not known yet
     ) -> tuple[Outcome, Recipe]:
-        if self.begun.steps is None:
+        if speed is not None:
             left = self.begun.hours * 3600 - self.begun.answering
             tokens = sum(len(row.tokens) for row in [*rows, *held_out])
             steps = speed.steps(left, tokens, len(held_out), EVALUATIONS)
@@ -473,7 +476,7 @@ class _Training:
             precision=self.settings.precision,
             context=self.settings.context,
         )
-        plan = BenchPlan(asked, repeated=0, quoted=0, prefixes=0)
+        plan = BenchPlan(asked, BENCH_TOKENS, repeated=0, quoted=0, prefixes=0)
         with self.told.status("") as status:
             return compare(options, plan, status.update)
 

@@ -11,6 +11,7 @@ from app import train_draft
 from app.errors import AppError
 from app.settings import Settings
 from dflash_engine import DFlash
+from dflash_engine.training import generate
 
 SAMPLES = Path(__file__).parents[3] / "data" / "samples"
 
@@ -19,8 +20,11 @@ SAMPLES = Path(__file__).parents[3] / "data" / "samples"
 def short(monkeypatch):
     monkeypatch.setattr(train_draft, "HELD_OUT", 4)
     monkeypatch.setattr(train_draft, "BENCHED", 1)
+    monkeypatch.setattr(train_draft, "BENCH_TOKENS", 8)
     monkeypatch.setattr(train_draft, "EVALUATIONS", 2)
     monkeypatch.setattr(train_draft, "MOST_HELD_OUT", 16)
+    for module in (train_draft, generate):
+        monkeypatch.setattr(module, "ROWS", 4)
     short = (replace(each, tokens=12) for each in train_draft.PASSES)
     monkeypatch.setattr(train_draft, "PASSES", tuple(short))
 
@@ -41,6 +45,7 @@ def run(models: Path, home: Path, hours: float = 0.01, **more: Any) -> int:
     )
 
 
+@pytest.mark.timeout(400)
 def test_a_draft_is_made_and_goes_on_after_an_interruption(models, tmp_path, monkeypatch, capsys):
     # Interrupted when all but the bench is done.
     def stop(*_: object) -> None:

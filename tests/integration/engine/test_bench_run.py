@@ -49,7 +49,7 @@ def bench(draft: Path | None = None, **plan: Any) -> tuple[dict[str, Any], list[
 def test_all_own_ways_are_compared_and_give_mlx_lms_tokens() -> None:
     result, told = bench(tiny.draft())
     assert json.dumps(result)
-    assert list(result["modes"]) == ["none", "lookup", "block", "composed"]
+    assert list(result["modes"]) == ["none", "lookup", "block", "copies", "composed"]
     assert list(result["kinds"]) == ["passages", "again", "chat", "repeated", "quoted"]
     for kind, ways in result["kinds"].items():
         for way, of in ways.items():
@@ -76,7 +76,14 @@ def test_all_own_ways_are_compared_and_give_mlx_lms_tokens() -> None:
 
 def test_a_small_model_is_compared_with_mlx_lms_speculative_decoding() -> None:
     result, _ = bench(tiny.small_draft(), prompts=PROMPTS[2:], prefixes=0)
-    assert list(result["modes"]) == ["mlx-lm small", "none", "lookup", "small", "composed"]
+    assert list(result["modes"]) == [
+        "mlx-lm small",
+        "none",
+        "lookup",
+        "small",
+        "copies",
+        "composed",
+    ]
     assert all(of["identical"] for of in result["modes"].values())
     assert result["modes"]["mlx-lm small"]["kept"]["small"] > 0
     assert result["modes"]["mlx-lm small"]["tokens_per_round"] > 1

@@ -38,7 +38,7 @@ def target(source: Path) -> Target:
 @pytest.fixture(scope="module")
 def asked(target: Target) -> list[list[int]]:
     chat = ChatTemplate(target.tokenizer, "smollm2-135m", {})
-    return [chat(each.messages) for each in prompts.load(["passages", "chat"], 2)]
+    return [chat(each.messages) for each in prompts.load(["passages", "chat"], 1)]
 
 
 @pytest.fixture
