@@ -132,7 +132,7 @@ DRAFT = "hf:z-lab/Qwen3-4B-DFlash-b16"
 @pytest.mark.parametrize(
     ("settings", "draft"),
     [
-        ({}, None),
+        ({}, "smollm2-135m-dflash"),
         ({"target_model": QWEN}, DRAFT),
         ({"target_model": QWEN, "drafter": "block"}, DRAFT),
         ({"target_model": QWEN, "drafter": "lookup"}, None),
