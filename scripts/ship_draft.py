@@ -145,6 +145,8 @@ def main() -> None:
     if result["start"] and hub.resolve(result["start"], Path()).resolve() == given.folder.resolve():
         runs = json.loads(figures.read_text(encoding="utf-8"))
     kept = {key: result[key] for key in KEPT}
+    files = (Path(file) for file in kept["held_out_documents"])
+    kept["held_out_documents"] = ["/".join(file.parts[-2:]) for file in files]
     kept["bench"] = {key: result["bench"][key] for key in ("machine", "blas", "versions", "kinds")}
     kept["sources"] = json.loads(given.sources.read_text(encoding="utf-8"))
     runs.append(kept)
