@@ -26,6 +26,7 @@ from dflash_engine.bench.report import COMPOSED, COPIES, PLAIN
 from dflash_engine.bench.run import Plan as BenchPlan
 from dflash_engine.bench.run import run as compare
 from dflash_engine.chat import ChatTemplate
+from dflash_engine.drafters import block_checkpoint
 from dflash_engine.options import Options
 from dflash_engine.targets import Target
 from dflash_engine.targets import load as load_target
@@ -42,6 +43,7 @@ from dflash_engine.training import (
     train,
 )
 from dflash_engine.training import Sequence as Row
+from dflash_engine.training.check import check_draft
 from dflash_engine.training.estimate import Speed, measure
 from dflash_engine.training.generate import ROWS, Made, make_sequences, prompt_id
 from dflash_engine.training.plot import log, plot
@@ -184,7 +186,7 @@ class _Training:
         self.settings, self.options, self.kept, self.to = settings, options, kept, to
         self.told = Console(stderr=True, highlight=False)
         self.key = begin.target
-        self.start = begin.start and hub.resolve(begin.start, settings.models_folder)
+        self.start = hub.resolve(begin.start, settings.models_folder) if begin.start else None
         self.begun = self._begin(begin)
 
     def _begin(self, new: Begun) -> Begun:
@@ -206,9 +208,7 @@ class _Training:
 
     def _save(self, begun: Begun) -> None:
         self.begun = begun
-        new = self.kept.plan.with_suffix(".new")
-        new.write_text(json.dumps(asdict(begun), indent=1), encoding="utf-8")
-        new.replace(self.kept.plan)
+        _write(self.kept.plan, asdict(begun))
 
     def run(self) -> dict[str, Any]:
         options = self.options
@@ -217,6 +217,8 @@ class _Training:
         )
         template = {"enable_thinking": self.settings.thinking}
         chat = ChatTemplate(target.tokenizer, options.target_name, template)
+        draft = self._design(target)
+        check_draft(block_checkpoint.parse(draft, "to be trained"), target)
         # In threads that end: idle ones of the embedding model slow down the target.
         with ThreadPoolExecutor(1) as other:
             passages = other.submit(self._read).result()
@@ -235,7 +237,6 @@ class _Training:
         others = [prompt for prompt in others if prompt.question not in new]
         measuring = self._held_out(target, apart)
         plain = list(_plain(target, _texts(passages, held_out)))
-        draft = self._design(target)
         recipe = Recipe(
             batch=4,
             anchors=48,
@@ -257,7 +258,9 @@ class _Training:
         shutil.rmtree(made, ignore_errors=True)
         export(folder, made, vocabulary=recipe.vocabulary)
         picture = _picture(folder)
-        bench = self._bench(made, [("passages", apart[:BENCHED]), ("known", known)])
+        kinds: list[tuple[Kind, Sequence[TrainingPrompt]]]
+        kinds = [("passages", apart[:BENCHED]), ("known", known)]
+        bench = self._bench(made, kinds, heldout=bool(held_out))
         copy = self.to.with_name(f".{self.to.name}.new")
         shutil.rmtree(copy, ignore_errors=True)
         shutil.copytree(made, copy)
@@ -356,9 +359,7 @@ class _Training:
                 f"only {len(made)} prompts can be made of {', '.join(self.begun.documents)}: "
                 "give more documents"
             )
-        new = self.kept.prompts.with_suffix(".new")
-        new.write_text(json.dumps([asdict(each) for each in made], ensure_ascii=False))
-        new.replace(self.kept.prompts)
+        _write(self.kept.prompts, [asdict(each) for each in made])
         return made
 
     def _held_out(self, target: Target, prompts: Sequence[TrainingPrompt]) -> list[Row]:
@@ -454,7 +455,7 @@ class _Training:
                 rows,
                 held_out,
                 self.kept.folder,
-                start=self.start or None,
+                start=self.start,
                 recipe=recipe,
                 limits=limits,
                 on_progress=tell,
@@ -462,7 +463,7 @@ class _Training:
         return outcome, recipe
 
     def _bench(
-        self, draft: Path, kinds: Sequence[tuple[Kind, Sequence[TrainingPrompt]]]
+        self, draft: Path, kinds: Sequence[tuple[Kind, Sequence[TrainingPrompt]]], heldout: bool
     ) -> dict[str, Any]:
         asked = [
             Prompt(kind, each.question, each.messages, None, (each.question,), tuple(each.passages))
@@ -476,9 +477,16 @@ class _Training:
             precision=self.settings.precision,
             context=self.settings.context,
         )
-        plan = BenchPlan(asked, BENCH_TOKENS, repeated=0, quoted=0, prefixes=0)
+        plan = BenchPlan(asked, BENCH_TOKENS, repeated=0, quoted=0, prefixes=0, heldout=heldout)
         with self.told.status("") as status:
             return compare(options, plan, status.update)
+
+
+def _write(path: Path, content: object) -> None:
+    # Whole or not at all, whenever the process is killed.
+    new = path.with_suffix(".new")
+    new.write_text(json.dumps(content, indent=1, ensure_ascii=False), encoding="utf-8")
+    new.replace(path)
 
 
 def _texts(passages: Sequence[Passage], apart: frozenset[str]) -> list[str]:
@@ -494,7 +502,7 @@ def _enough(
     passages: Sequence[Passage],
     most: int,
     tell: Callable[[str], None],
-) -> Iterator[TrainingPrompt]:
+) -> list[TrainingPrompt]:
     # Of some passages at a time, in an order of chance that is the same each time.
     shuffled = _shuffled(passages)
     found: dict[str, TrainingPrompt] = {}
@@ -503,7 +511,7 @@ def _enough(
             break
         found |= {prompt.id: prompt for prompt in make(shuffled[start : start + 16])}
         tell(f"making prompts: {len(found)} of at most {most}")
-    return iter(list(found.values())[:most])
+    return list(found.values())[:most]
 
 
 def _shuffled(passages: Sequence[Passage]) -> list[Passage]:
@@ -556,7 +564,9 @@ def _print(result: dict[str, Any], console: Console) -> None:
         f"{training['step']} steps in {training['seconds'] / 3600:.1f} hours",
         markup=False,
     )
-    documents = {"passages": "documents held out", "known": "documents it was trained on"}
+    trained = "documents it was trained on"
+    apart = "documents held out" if result["bench"]["heldout"] else trained
+    documents = {"passages": apart, "known": trained}
     for kind, ways in kinds.items():
         console.print(f"new questions on {documents[kind]}:")
         for name, way in (("before", COPIES), ("with it", COMPOSED), ("draft alone", "block")):

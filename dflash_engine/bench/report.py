@@ -92,12 +92,13 @@ def report(
     failed: Mapping[str, str],
     prefix: Mapping[str, float] | None,
     peers: Mapping[str, str],
+    heldout: bool,
 ) -> dict[str, Any]:
     """All of it, for JSON.
 
     ``plain_tps`` is mlx-lm's, and ``modes`` the other ways' :func:`summary`, on passage prompts
     (on all where there are none); ``kinds`` has those of every way by kind of prompt. ``heldout``
-    says that no draft made here was trained on the documents of the passage prompts.
+    says that the draft was not trained on the documents of the passage prompts.
     ``always_wrong_ratio``, ``repeated_ratio`` (questions asked again in other words),
     ``same_words_ratio`` (in the same ones) and ``quoted_ratio`` are those of composed drafting,
     None where it was not measured. ``prefix``:
@@ -120,7 +121,7 @@ def report(
         "target": options.target_name,
         "draft": options.draft.name if options.draft else None,
         "precision": fit.resolve_precision(options.target, options.precision, fit.Machine.here()),
-        "heldout": True,
+        "heldout": heldout,
         "most_tokens": tokens,
         "machine": f"{platform.machine()} {platform.processor()}, {os.cpu_count()} cores",
         "blas": blas.load().name,

@@ -43,7 +43,7 @@ class Plan:
     own ways, or only in those that are ``short`` of time; in those of the engines installed in
     ``peers``, a folder; ``repeated`` of the passage prompts asked a second time, and ``quoted`` of
     them answered by quotes; and ``prefixes`` times the first token behind a prompt of 1,000 tokens,
-    cold and kept.
+    cold and kept. ``heldout``: the draft was not trained on the documents of the passage prompts.
     """
 
     prompts: Sequence[Prompt]
@@ -53,6 +53,7 @@ class Plan:
     repeated: int = 10
     quoted: int = 10
     prefixes: int = 3
+    heldout: bool = True
 
 
 def run(options: Options, plan: Plan, tell: Callable[[str], None]) -> dict[str, Any]:
@@ -71,7 +72,9 @@ def run(options: Options, plan: Plan, tell: Callable[[str], None]) -> dict[str, 
         rows += bench.repeat()
         rows += bench.quote()
         prefix = bench.prefixes() if plan.prefixes else None
-    return report(options, plan.tokens, parts, rows, bench.failed, prefix, bench.versions)
+    return report(
+        options, plan.tokens, parts, rows, bench.failed, prefix, bench.versions, plan.heldout
+    )
 
 
 class _Bench:

@@ -24,8 +24,7 @@ def check(
     it is of a kind not trained here, or the data are none, or no tokens of the target;
     NotEnoughMemoryError where a step does not fit into what is free.
     """
-    require_made_for(config, target, "to be trained")
-    _require_trainable(config)
+    check_draft(config, target)
     _require_data(target, training, held_out)
     _require_recipe(config, target, recipe)
     longest = max(len(sequence.tokens) for sequence in [*training, *held_out])
@@ -41,7 +40,9 @@ def check(
         )
 
 
-def _require_trainable(config: BlockConfig) -> None:
+def check_draft(config: BlockConfig, target: Target) -> None:
+    """What :func:`check` says of the draft alone, which is known before there are any data."""
+    require_made_for(config, target, "to be trained")
     special = config.kind != "dflash" or config.from_anchor or config.softcap
     scaled = config.output_multiplier != 1
     if special or scaled or set(config.layer_types) != {FULL} or config.is_causal:

@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny
 
 from app import train_draft
 from app.errors import AppError
 from app.settings import Settings
 from dflash_engine import DFlash
+from dflash_engine.errors import UnsupportedDraftError
 from dflash_engine.training import generate
 
 SAMPLES = Path(__file__).parents[3] / "data" / "samples"
@@ -33,16 +35,17 @@ def settings(models: Path, home: Path) -> Settings:
     return Settings(home=home, models=models, data=SAMPLES)
 
 
-def run(models: Path, home: Path, hours: float = 0.01, **more: Any) -> int:
-    return train_draft.run(
-        settings(models, home),
-        documents=[SAMPLES],
-        hours=hours,
-        folder=None,
-        to=None,
-        as_json=True,
-        **{"start": None, "block_size": 4} | more,
-    )
+def run(models: Path, home: Path, **changed: Any) -> int:
+    options = {
+        "documents": [SAMPLES],
+        "hours": 0.01,
+        "start": None,
+        "block_size": 4,
+        "folder": None,
+        "to": None,
+        "as_json": True,
+    }
+    return train_draft.run(settings(models, home), **options | changed)
 
 
 @pytest.mark.timeout(400)
@@ -79,6 +82,7 @@ def test_a_draft_is_made_and_goes_on_after_an_interruption(models, tmp_path, mon
     assert set(modes) == {"none", "lookup", "block", "copies", "composed"}
     assert all(mode["identical"] for mode in modes.values())
     assert set(result["bench"]["kinds"]) == {"passages", "known"}
+    assert result["bench"]["heldout"] is True
     assert (folder / "training.png").read_bytes()[:4] == b"\x89PNG"
 
     prompt = "Question: When is the shop open?\nAnswer:"
@@ -95,30 +99,18 @@ def test_a_draft_is_made_and_goes_on_after_an_interruption(models, tmp_path, mon
 
 def test_documents_that_are_not_there_are_told_before_anything_starts(models, tmp_path):
     with pytest.raises(AppError, match="none: no such file"):
-        train_draft.run(
-            settings(models, tmp_path),
-            documents=[tmp_path / "none"],
-            hours=1,
-            start=None,
-            block_size=8,
-            folder=None,
-            to=None,
-            as_json=True,
-        )
+        run(models, tmp_path, documents=[tmp_path / "none"], hours=1)
     assert not (tmp_path / "training").exists()
+
+
+def test_a_draft_to_begin_as_that_does_not_fit_is_told_before_documents_are_read(models, tmp_path):
+    with pytest.raises(UnsupportedDraftError, match="made for another target"):
+        run(models, tmp_path, start=str(tiny.draft()), block_size=None)
+    assert not list((tmp_path / "training").rglob("library.sqlite3"))
 
 
 def test_documents_that_say_too_little_are_told(models, tmp_path):
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "a.txt").write_text("We are open on Monday from nine to five o'clock.")
     with pytest.raises(AppError, match="give more documents"):
-        train_draft.run(
-            settings(models, tmp_path / "home"),
-            documents=[tmp_path / "data"],
-            hours=0.01,
-            start=None,
-            block_size=4,
-            folder=None,
-            to=None,
-            as_json=True,
-        )
+        run(models, tmp_path / "home", documents=[tmp_path / "data"])
