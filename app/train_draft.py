@@ -65,8 +65,8 @@ MOST_HELD_OUT = 64  # tokens of an answer held out
 SECONDS_A_PROMPT = 2.0  # of the whole time: more prompts than that are not made
 EACH = 2  # questions of a passage, of the target's own and from templates
 ASKING = 0.04  # of the time, the target writes questions
-WINDOW = 512  # tokens of a row of plain text
-TEXT = 1  # tokens of plain text for each of an answer, at most
+WINDOW = 256  # tokens of a row of plain text
+TEXT = 2  # tokens of plain text for each of an answer, at most
 BLOCK_SIZE = 8  # tokens of a new draft's block
 VOCABULARY = 8192  # the most frequent tokens, which the draft can draft
 EVALUATIONS = 12
@@ -89,9 +89,9 @@ class Pass:
 # Answers to questions alone come much sooner, and teach how the target writes; those to passages,
 # which are read for minutes, how it uses them.
 PASSES = (
-    Pass(passages=True, temperature=0.0, until=0.45, tokens=160),
-    Pass(passages=False, temperature=0.0, until=0.7, tokens=256),
-    Pass(passages=False, temperature=1.0, until=0.9, tokens=256),
+    Pass(passages=True, temperature=0.0, until=0.5, tokens=160),
+    Pass(passages=False, temperature=0.0, until=0.6, tokens=256),
+    Pass(passages=False, temperature=1.0, until=0.7, tokens=256),
     Pass(passages=True, temperature=1.0, until=1.0, tokens=160),
 )
 

@@ -24,6 +24,7 @@ from ..parts import load as load_parts
 from ..prefix import Prefixes
 from ..quote import Quote, Sentence
 from ..targets import Target
+from ..training.export import without_table
 from . import peers
 from .answer import Answer
 from .prompts import Prompt
@@ -129,8 +130,9 @@ class _Bench:
         if folder is None:
             return {}
         exported = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        peers.export(self.parts.target, options.target, exported)
+        peers.export(self.parts.target, options.target, exported / "target")
         draft = None if isinstance(self._composed.model, Small) else options.draft
+        draft = draft and without_table(draft, exported / "draft")
         found: dict[str, Way] = {}
         for name in peers.installed(folder):
             for mode in peers.offered(name, draft is not None):
@@ -138,7 +140,7 @@ class _Bench:
                 python = peers.interpreter(folder, name)
                 stop = self.parts.target.stop_tokens
                 try:
-                    peer = peers.start(name, mode, python, exported, draft, stop=stop)
+                    peer = peers.start(name, mode, python, exported / "target", draft, stop=stop)
                 except peers.PeerError as error:
                     self.failed[f"{name} {mode}"] = str(error)
                     continue

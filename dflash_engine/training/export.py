@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 import mlx.core as mx
 import numpy as np
@@ -39,4 +40,20 @@ def export(
     mx.save_safetensors(str(new / "model.safetensors"), weights, metadata={"format": "pt"})
     (new / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     new.replace(folder)
+    return folder
+
+
+def without_table(draft: Path, folder: Path) -> Path:
+    """The DFlash 1 draft in folder ``draft`` as other engines run it, which know no table of the
+    tokens that it drafts: a copy in ``folder``, a new one, that drafts all by the target's head;
+    ``draft`` itself if it has no table, or a head of its own that needs it.
+    """
+    file = draft / "model.safetensors"
+    tensors = cast(dict[str, mx.array], mx.load(str(file))) if file.exists() else {}
+    if "d2t" not in tensors or "lm_head.weight" in tensors:
+        return draft
+    del tensors["d2t"]
+    folder.mkdir(parents=True)
+    shutil.copy(draft / "config.json", folder)
+    mx.save_safetensors(str(folder / file.name), tensors, metadata={"format": "pt"})
     return folder

@@ -1,10 +1,12 @@
 """The bench on tiny models: every way gives mlx-lm's tokens, and the report says what happened."""
 
 import json
+import shutil
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import mlx.core as mx
 import pytest
 import tiny
 
@@ -100,13 +102,20 @@ def test_a_quick_bench_leaves_ways_out() -> None:
 
 
 def test_a_peer_that_cannot_run_is_reported_and_the_others_go_on(tmp_path: Path) -> None:
-    # Where they run, that is, as the tests' own environment has the authors' package alone.
+    # Where they run, that is, as the tests' own environment has the authors' package alone. It
+    # knows no table of tokens.
+    draft = tmp_path / "draft"
+    shutil.copytree(tiny.draft(), draft)
+    tensors = cast(dict[str, mx.array], mx.load(str(draft / "model.safetensors")))
+    table = {"d2t": mx.arange(tiny.VOCAB // 2)}  # every other token
+    mx.save_safetensors(str(draft / "model.safetensors"), tensors | table)
     for name in ("dflash", "mlx-dspark"):
         python = peers.interpreter(tmp_path, name)
         python.parent.mkdir(parents=True)
         python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
         python.chmod(0o755)
-    result, _ = bench(tiny.draft(), prompts=PROMPTS[2:], peers=tmp_path, prefixes=0)
+    result, _ = bench(draft, prompts=PROMPTS[2:], peers=tmp_path, prefixes=0)
+    assert result["modes"]["block"]["identical"]
     assert result["modes"]["dflash block"]["identical"]
     assert result["versions"]["dflash"] == "0.1.0"
     assert set(result["failed"]) == {f"mlx-dspark {mode}" for mode in ("plain", "lookup", "block")}

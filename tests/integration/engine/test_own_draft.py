@@ -2,7 +2,6 @@
 
 import json
 import runpy
-import shutil
 from itertools import chain
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from dflash_engine.chat import ChatTemplate
 from dflash_engine.drafters.block import Block
 from dflash_engine.registry import find_draft
 from dflash_engine.targets import Target, load
+from dflash_engine.training.export import without_table
 
 NAME = "smollm2-135m-dflash"
 DRAFT = hub.OWN / NAME
@@ -44,14 +44,7 @@ def asked(target: Target) -> list[list[int]]:
 @pytest.fixture
 def whole(tmp_path: Path) -> Path:
     """The same draft, for all of the vocabulary."""
-    tensors = mx.load(str(DRAFT / "model.safetensors"))
-    assert isinstance(tensors, dict)
-    del tensors["d2t"]
-    folder = tmp_path / "whole"
-    folder.mkdir()
-    shutil.copy(DRAFT / "config.json", folder)
-    mx.save_safetensors(str(folder / "model.safetensors"), tensors)
-    return folder
+    return without_table(DRAFT, tmp_path / "whole")
 
 
 def test_it_is_small_and_says_what_it_is(source: Path) -> None:
